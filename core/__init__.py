@@ -1,0 +1,1 @@
+"""The engine: scheduler, KV bookkeeping, models, sampling."""

@@ -1,0 +1,1 @@
+"""Model families, and the registry that picks one by `config.json`."""

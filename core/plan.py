@@ -1,0 +1,37 @@
+"""What crosses from `schedule` to `prepare`: the one object that says what a step computes.
+
+Plain numbers and read-only views; no tensors. The scheduler builds it, prepare turns it into a Batch.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """`num_tokens` query tokens of one request, at positions start..start + num_tokens - 1."""
+
+    request: "Request"
+    slot: int  # row of the device buffers, stable while the request holds it
+    start: int
+    num_tokens: int
+    samples: bool  # the row's last position yields an output token
+    block_table: tuple[int, ...]  # blocks that cover positions 0..start + num_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Rows with one query token come first, then the longer ones."""
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    num_decodes: int  # rows with exactly one query token
+    copies: tuple[tuple[int, int], ...]  # (source, target) blocks to copy before the step: copy-on-write
+    entered: tuple["Request", ...]  # requests that got their slot in this step: their device state is stale
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)

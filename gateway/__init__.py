@@ -1,0 +1,1 @@
+"""The HTTP side: API, streams, routing, supervisor, command line."""

@@ -1,0 +1,1 @@
+"""The wire between gateways and engines."""

@@ -1,0 +1,3 @@
+"""Headrace: a streaming inference service for Mixture-of-Experts language models."""
+
+__version__ = "0.1.0"
