@@ -32,6 +32,7 @@ class Dispatcher:
         ]
         self._max_streams = max_streams
         self._turn = 0  # among equals the engines take turns
+        self._draining = False
 
     def start(self) -> None:
         """Connect to every engine; needs the running event loop."""
@@ -43,13 +44,19 @@ class Dispatcher:
         for link in self._links:
             link.close()
 
+    def drain(self) -> None:
+        """Take no new generations from now on; those that run go on."""
+        self._draining = True
+
     def submit(self, generation: Generation, listener: Listener) -> Handle:
         """Send a generation to the least-loaded ready engine.
 
         Raises:
             TooManyStreams: `max_streams` are open.
-            NoEngine: no engine takes work; the message lists why.
+            NoEngine: the worker drains, or no engine takes work; the message says why.
         """
+        if self._draining:
+            raise NoEngine("the server is shutting down")
         if self.num_streams >= self._max_streams:
             raise TooManyStreams(f"{self._max_streams} generations are open, the limit of this worker")
         handle = Handle(generation, listener, self, monotonic())
@@ -63,8 +70,12 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """True when at least one engine takes new work."""
-        return bool(self._candidates())
+        """True when a new generation would find an engine."""
+        return not self._draining and bool(self._candidates())
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
 
     @property
     def num_streams(self) -> int:
@@ -83,6 +94,8 @@ class Dispatcher:
 
     def why_not_ready(self) -> str:
         """One clause per engine, for a person."""
+        if self._draining:
+            return "the server is shutting down"
         return "; ".join(f"engine {link.index}: {self._state(link)}" for link in self._links)
 
     def cancel(self, handle: Handle, *, report: bool) -> None:

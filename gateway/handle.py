@@ -10,11 +10,11 @@ from typing import Protocol
 from headrace.ipc.messages import Finished, Logprobs, Sampling
 
 
-class NoEngine(Exception):  # noqa: N818 - reads as the condition it names
+class NoEngine(Exception):
     """No engine takes work now; the message says why, engine by engine. HTTP 503."""
 
 
-class TooManyStreams(Exception):  # noqa: N818
+class TooManyStreams(Exception):
     """The worker's handle table is full; the message names the limit. HTTP 429."""
 
 

@@ -66,3 +66,23 @@ class EngineStats:
         self.queue.observe(usage.queue_s)
         self.prefill.observe(usage.prefill_s)
         self.decode.observe(usage.decode_s)
+
+
+class WorkerStats:
+    """What a worker counts outside its engines. Counters only grow, except `open_websockets`."""
+
+    __slots__ = ("http_requests", "open_websockets", "refused_frames", "slow_streams", "websockets")
+
+    def __init__(self) -> None:
+        self.http_requests: dict[tuple[str, str, str], int] = {}  # by method, route, status
+        self.refused_frames: dict[str, int] = {}  # WebSocket frames answered with an error, by code
+        self.slow_streams = 0  # streams that fell behind their socket's high-water mark
+        self.websockets = 0
+        self.open_websockets = 0
+
+    def on_response(self, method: str, route: str, status: int) -> None:
+        key = (method, route, str(status))
+        self.http_requests[key] = self.http_requests.get(key, 0) + 1
+
+    def on_refused_frame(self, code: str) -> None:
+        self.refused_frames[code] = self.refused_frames.get(code, 0) + 1
