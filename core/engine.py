@@ -1,0 +1,94 @@
+"""One engine: the step loop over scheduler, preparer and executor.
+
+Owns which launched step is not committed yet, and the step clock. What may not be added here: anything about
+one model, one device, sockets or text. Called by core/server.py; tests drive it directly.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from headrace.core.commit import Output, commit
+from headrace.core.execute import Executor, Launched
+from headrace.core.plan import StepPlan
+from headrace.core.prepare import Preparer
+from headrace.core.request import FinishReason, Request
+from headrace.core.scheduler import Scheduler
+from headrace.ipc.messages import Sampling
+
+
+@dataclass(slots=True)
+class StepClock:
+    """How long steps take. `busy_s` only grows."""
+
+    steps: int = 0
+    busy_s: float = 0.0
+    last_ms: float = 0.0
+
+
+class Engine:
+    """Continuous batching of one model.
+
+    Args:
+        scheduler: who runs.
+        preparer: plan to tensors.
+        executor: model, KV tensor and sampler.
+        overlap: schedule and launch step N + 1 before step N is read back. Pays where the device works
+            beside the host; on a CPU it only delays each token by a step.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, preparer: Preparer, executor: Executor, *, overlap: bool = False
+    ) -> None:
+        self.scheduler = scheduler
+        self.clock = StepClock()
+        self._preparer = preparer
+        self._executor = executor
+        self._depth = 1 if overlap else 0
+        self._launched: deque[tuple[StepPlan, Launched]] = deque()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            Rejection: it is not taken; see Scheduler.submit.
+        """
+        self.scheduler.submit(request)
+
+    def cancel(self, request_id: str) -> Request | None:
+        """End a request before the next step; None if it already ended."""
+        return self.scheduler.cancel(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """`step` has something to do."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[Output]:
+        """Schedule, prepare and execute one step, and commit the newest that may be committed."""
+        begin = time.perf_counter()
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            for request in plan.entered:
+                self._executor.enter(request)
+            self._launched.append((plan, self._executor.execute(self._preparer.prepare(plan))))
+        outputs: list[Output] = []
+        while len(self._launched) > (self._depth if plan is not None else 0):
+            outputs += commit(*self._launched.popleft(), self.scheduler)
+        self._count(time.perf_counter() - begin, stepped=plan is not None)
+        return outputs
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Run a prompt of `num_tokens` and one decode step through the real path, so that the first user does
+        not pay for what is set up on first use."""
+        request = Request("warm-up", [0] * num_tokens, Sampling(max_tokens=2), cache_salt="warm-up")
+        self.submit(request)
+        while self.has_work:
+            self.step()
+        assert request.finish_reason is FinishReason.LENGTH
+
+    def _count(self, seconds: float, *, stepped: bool) -> None:
+        self.clock.busy_s += seconds
+        if stepped:
+            self.clock.steps += 1
+            self.clock.last_ms = seconds * 1e3
