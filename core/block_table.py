@@ -1,6 +1,6 @@
 """The KV blocks of one request, in position order, and how far they are hashed and published.
 
-A record without behaviour: core/kv_cache.py owns its contents, core/request.py carries it, a plan row shows its list.
+A record without behaviour: core/kv_cache.py owns its contents, a request carries it, plan rows show its list.
 """
 
 

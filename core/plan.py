@@ -3,23 +3,26 @@
 Plain numbers and read-only views; no tensors. The scheduler builds it, prepare turns it into a Batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from headrace.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """`num_tokens` query tokens of one request, at positions start..start + num_tokens - 1."""
+class PlanRow(NamedTuple):
+    """`num_tokens` query tokens of one request, at positions start..start + num_tokens - 1.
+
+    A named tuple, for a frozen dataclass takes three times as long to make and a step makes one per request.
+    """
 
     request: "Request"
     slot: int  # row of the device buffers, stable while the request holds it
     start: int
     num_tokens: int
     samples: bool  # the row's last position yields an output token
-    block_table: tuple[int, ...]  # blocks that cover positions 0..start + num_tokens - 1
+    block_table: Sequence[int]  # the request's live table, covering at least those positions; grows in place
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A generation inside the engine: its tokens, its counters, and the one state machine.
 
-Owns which transitions are legal. Knows nothing of queues, slots' owners or blocks' contents. The scheduler calls
+Owns which transitions are legal. Knows nothing of queues, nor of what is in its blocks. The scheduler calls
 its methods; everyone else reads.
 """
 
@@ -152,7 +152,7 @@ class Request:
         return len(self.token_ids) >= self.prompt_len + self.credit
 
     def enter_queue(self, sequence: int, max_model_len: int) -> FinishReason | None:
-        """Take a place in the total order and the context limit; what `generated` already ended, if it did."""
+        """Take a place in the order, and the context limit; says why `generated` ended already, if so."""
         self.rank = (1, self.priority, sequence)
         self._full_len = min(self._full_len, max_model_len)
         self.run_limit = min(self._full_len, self.prompt_len + self.credit)
