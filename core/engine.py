@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headrace.core.commit import Output, commit
 from headrace.core.execute import Executor, Launched
+from headrace.core.kv_cache import KVCache
 from headrace.core.plan import StepPlan
 from headrace.core.prepare import Preparer
 from headrace.core.request import FinishReason, Request
@@ -31,6 +32,7 @@ class Engine:
 
     Args:
         scheduler: who runs.
+        kv: the scheduler's blocks; read here only to report their use.
         preparer: plan to tensors.
         executor: model, KV tensor and sampler.
         overlap: schedule and launch step N + 1 before step N is read back. Pays where the device works
@@ -38,9 +40,16 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, preparer: Preparer, executor: Executor, *, overlap: bool = False
+        self,
+        scheduler: Scheduler,
+        kv: KVCache,
+        preparer: Preparer,
+        executor: Executor,
+        *,
+        overlap: bool = False,
     ) -> None:
         self.scheduler = scheduler
+        self.kv = kv
         self.clock = StepClock()
         self._preparer = preparer
         self._executor = executor

@@ -29,13 +29,13 @@ class Executor:
         model: loaded, on its device.
         kv: the pool, shaped `model.kv_shape(num_blocks, block_size)`.
         max_num_seqs: number of slots.
-        block_axis: the axis of `kv` that counts blocks.
     """
 
-    def __init__(self, model: Model, kv: Tensor, max_num_seqs: int, block_axis: int) -> None:
+    def __init__(self, model: Model, kv: Tensor, max_num_seqs: int) -> None:
         self._model = model
         self._kv = kv
-        self._block_axis = block_axis
+        one, two = model.kv_shape(1, 1), model.kv_shape(2, 1)
+        self._block_axis = next(axis for axis, size in enumerate(one) if size != two[axis])
         self._sampler = Sampler(max_num_seqs, model.spec.vocab_size, kv.device)
         self._last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=kv.device)
 
