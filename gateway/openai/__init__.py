@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API: parsing of requests, shapes of answers, handlers."""
