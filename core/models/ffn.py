@@ -1,0 +1,87 @@
+"""The second half of a decoder layer: a dense SwiGLU, or routed and shared experts.
+
+Called by the decoder layer with normed hidden states [T, D]; built from `...mlp.` tensors.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.core.model_spec import ModelSpec, MoeSpec, RouterSpec
+from headrace.core.tensor_source import TensorSource, take, take_rows
+from headrace.kernels.experts import ExpertWeights, experts
+from headrace.kernels.linear import linear
+from headrace.kernels.route_sigmoid import route_sigmoid
+from headrace.kernels.route_softmax import route_softmax
+from headrace.kernels.silu_mul import silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFfn:
+    """down(SiLU(gate(x)) * up(x))."""
+
+    gate_up: Tensor  # [2F, D]
+    down: Tensor  # [D, F]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseFfn:
+    """The router's experts, plus the shared ones that every token takes."""
+
+    router: RouterSpec
+    gate: Tensor  # [E, D] float32
+    bias: Tensor | None  # [E] float32, of sigmoid routers
+    routed: ExpertWeights
+    shared: DenseFfn | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        ids, scales = self._route(x)
+        return experts(x, self.routed, ids, scales, None if self.shared is None else self.shared(x))
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        r = self.router
+        groups = (r.num_groups, r.topk_groups)
+        if self.bias is None:
+            return route_softmax(x, self.gate, r.top_k, *groups, r.normalize, r.weight_scale)
+        return route_sigmoid(x, self.gate, self.bias, r.top_k, *groups, r.normalize, r.weight_scale)
+
+
+def build_dense(source: TensorSource, prefix: str, hidden: int, size: int) -> DenseFfn:
+    parts = ((f"{prefix}gate_proj.weight", size), (f"{prefix}up_proj.weight", size))
+    gate_up = take_rows(source, parts, hidden)
+    return DenseFfn(gate_up, take(source, f"{prefix}down_proj.weight", hidden, size))
+
+
+def build_sparse(source: TensorSource, prefix: str, hidden: int, moe: MoeSpec) -> SparseFfn:
+    gate = take(source, f"{prefix}gate.weight", moe.num_experts, hidden, dtype=torch.float32)
+    bias = None
+    if moe.router.scoring == "sigmoid":
+        name = f"{prefix}gate.e_score_correction_bias"
+        bias = take(source, name, moe.num_experts, dtype=torch.float32)
+    shared = None
+    if moe.shared_size:
+        shared = build_dense(source, f"{prefix}shared_experts.", hidden, moe.shared_size)
+    return SparseFfn(moe.router, gate, bias, _build_experts(source, prefix, hidden, moe), shared)
+
+
+def build_ffn(source: TensorSource, prefix: str, spec: ModelSpec, *, sparse: bool) -> DenseFfn | SparseFfn:
+    if not sparse:
+        return build_dense(source, prefix, spec.hidden_size, spec.intermediate_size)
+    assert spec.moe is not None, "a sparse layer in a model without experts"
+    return build_sparse(source, prefix, spec.hidden_size, spec.moe)
+
+
+def _build_experts(source: TensorSource, prefix: str, hidden: int, moe: MoeSpec) -> ExpertWeights:
+    size = moe.intermediate_size
+    gate_up = source.empty(moe.num_experts, 2 * size, hidden)
+    down = source.empty(moe.num_experts, hidden, size)
+    for expert in range(moe.num_experts):
+        name = f"{prefix}experts.{expert}."
+        source.fill(f"{name}gate_proj.weight", gate_up[expert, :size])
+        source.fill(f"{name}up_proj.weight", gate_up[expert, size:])
+        source.fill(f"{name}down_proj.weight", down[expert])
+    return ExpertWeights(gate_up, down)

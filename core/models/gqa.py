@@ -1,0 +1,63 @@
+"""Grouped-query attention with normed queries and keys (Qwen3).
+
+Called by the decoder layer; built from `...self_attn.` tensors.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.core.model_spec import GqaSpec, RopeSpec
+from headrace.core.models.step import Step
+from headrace.core.tensor_source import TensorSource, take, take_rows
+from headrace.kernels.gqa_attention import gqa_attention
+from headrace.kernels.linear import linear
+from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
+
+
+@dataclass(frozen=True, slots=True)
+class GqaAttention:
+    """Weights of one layer. Hq query heads, Hkv key-value heads of D numbers each."""
+
+    spec: GqaSpec
+    interleaved: bool
+    norm_eps: float
+    qkv: Tensor  # [(Hq + 2 Hkv) * D, hidden]
+    q_norm: Tensor  # [D]
+    k_norm: Tensor  # [D]
+    out: Tensor  # [hidden, Hq * D]
+
+    def __call__(self, x: Tensor, step: Step, cache: Tensor) -> Tensor:
+        """[T, hidden], one layer's cache [2, blocks, block_size, Hkv, D] -> [T, hidden]."""
+        q = qk_norm_rope_kv_write(
+            linear(x, self.qkv),
+            self.q_norm,
+            self.k_norm,
+            step.rotation,
+            step.slots,
+            cache,
+            self.norm_eps,
+            self.interleaved,
+        )
+        return linear(gqa_attention(q, cache, step.plan, self.spec.scale), self.out)
+
+
+def build_gqa(
+    source: TensorSource, prefix: str, hidden: int, gqa: GqaSpec, rope: RopeSpec, norm_eps: float
+) -> GqaAttention:
+    """Fill one layer's attention from the tensors below `prefix`."""
+    q_rows, kv_rows = gqa.num_heads * gqa.head_dim, gqa.num_kv_heads * gqa.head_dim
+    parts = (
+        (f"{prefix}q_proj.weight", q_rows),
+        (f"{prefix}k_proj.weight", kv_rows),
+        (f"{prefix}v_proj.weight", kv_rows),
+    )
+    return GqaAttention(
+        spec=gqa,
+        interleaved=rope.interleaved,
+        norm_eps=norm_eps,
+        qkv=take_rows(source, parts, hidden),
+        q_norm=take(source, f"{prefix}q_norm.weight", gqa.head_dim),
+        k_norm=take(source, f"{prefix}k_norm.weight", gqa.head_dim),
+        out=take(source, f"{prefix}o_proj.weight", hidden, q_rows),
+    )

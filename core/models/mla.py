@@ -1,0 +1,81 @@
+"""Multi-head latent attention (arXiv 2405.04434, 2.1) with absorbed weights: the cache is never expanded.
+
+Called by the decoder layer; built from `...self_attn.` tensors of DeepSeek-V2 and -V3.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.core.model_spec import MlaSpec, RopeSpec
+from headrace.core.models.step import Step
+from headrace.core.tensor_source import TensorSource, take, take_rows
+from headrace.kernels.linear import linear
+from headrace.kernels.mla_attention import mla_attention
+from headrace.kernels.mla_kv_write import mla_kv_write
+from headrace.kernels.mla_query import mla_query
+from headrace.kernels.mla_value import mla_value
+from headrace.kernels.rms_norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class MlaAttention:
+    """Weights of one layer. H heads, N without and R with position, latent C, values V."""
+
+    spec: MlaSpec
+    interleaved: bool
+    down: Tensor  # [Q + C + R, D]: queries (Q = H * (N + R)) or their latent (Q = q_lora_rank), then kv_a
+    q_norm: Tensor | None  # [Q] of the queries' latent
+    q_up: Tensor | None  # [H * (N + R), Q]
+    kv_norm: Tensor  # [C]
+    key_up: Tensor  # [H, N, C]
+    value_up: Tensor  # [H, C, V]
+    out: Tensor  # [D, H * V]
+
+    def __call__(self, x: Tensor, step: Step, cache: Tensor) -> Tensor:
+        """[T, D], one layer's cache [blocks, block_size, C + R] -> [T, D]."""
+        s = self.spec
+        projected = linear(x, self.down)
+        split = projected.shape[1] - s.latent_dim
+        mla_kv_write(
+            projected[:, split:],
+            self.kv_norm,
+            step.rotation,
+            step.slots,
+            cache,
+            s.lora_norm_eps,
+            self.interleaved,
+        )
+        q = projected[:, :split]
+        if self.q_norm is not None and self.q_up is not None:
+            q = linear(rms_norm(q, self.q_norm, s.lora_norm_eps), self.q_up)
+        q = q.unflatten(1, (s.num_heads, s.nope_dim + s.rope_dim))
+        queries = mla_query(q, self.key_up, step.rotation, self.interleaved)
+        latent = mla_attention(queries, cache, step.plan, s.scale, s.kv_lora_rank)
+        return linear(mla_value(latent, self.value_up), self.out)
+
+
+def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope: RopeSpec) -> MlaAttention:
+    """Fill one layer's attention from the tensors below `prefix`."""
+    head = mla.nope_dim + mla.rope_dim
+    q_norm = q_up = None
+    if mla.q_lora_rank is None:
+        q_part = (f"{prefix}q_proj.weight", mla.num_heads * head)
+    else:
+        q_part = (f"{prefix}q_a_proj.weight", mla.q_lora_rank)
+        q_norm = take(source, f"{prefix}q_a_layernorm.weight", mla.q_lora_rank)
+        q_up = take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank)
+    kv_up = take(
+        source, f"{prefix}kv_b_proj.weight", mla.num_heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank
+    ).view(mla.num_heads, -1, mla.kv_lora_rank)
+    return MlaAttention(
+        spec=mla,
+        interleaved=rope.interleaved,
+        down=take_rows(source, (q_part, (f"{prefix}kv_a_proj_with_mqa.weight", mla.latent_dim)), hidden),
+        q_norm=q_norm,
+        q_up=q_up,
+        kv_norm=take(source, f"{prefix}kv_a_layernorm.weight", mla.kv_lora_rank),
+        key_up=kv_up[:, : mla.nope_dim].contiguous(),
+        value_up=kv_up[:, mla.nope_dim :].transpose(1, 2).contiguous(),
+        out=take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim),
+    )

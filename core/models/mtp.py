@@ -1,0 +1,79 @@
+"""Multi-token prediction of DeepSeek-V3 (arXiv 2412.19437, 2.2): drafts the token after next.
+
+Shares embedding and output head with its model. Implements core/models/base.py's MtpHead.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.core.batch import Batch
+from headrace.core.model_spec import ModelSpec
+from headrace.core.models.layer import Layer, build_layer
+from headrace.core.models.step import begin_step
+from headrace.core.tensor_source import TensorSource, take
+from headrace.kernels.linear import linear
+from headrace.kernels.rms_norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class MtpModule:
+    """Weights of one depth."""
+
+    embedding_norm: Tensor  # [D]
+    hidden_norm: Tensor  # [D]
+    project: Tensor  # [D, 2D]: of [normed embedding; normed hidden state]
+    layer: Layer
+    norm: Tensor  # [D], before the shared head
+
+
+class Mtp:
+    """The modules, and what they share with the model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        modules: tuple[MtpModule, ...],
+        embedding: Tensor,
+        head: Tensor,
+        rope_table: Tensor,
+    ) -> None:
+        self.modules = modules
+        self._spec = spec
+        self._embedding = embedding
+        self._head = head
+        self._rope_table = rope_table
+
+    @property
+    def num_modules(self) -> int:
+        return len(self.modules)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, hidden: Tensor, kv: Tensor, *, module: int = 0) -> Tensor:
+        """See MtpHead.forward."""
+        weights, eps = self.modules[module], self._spec.norm_eps
+        step = begin_step(batch, kv, self._rope_table, self._spec)
+        embedded = self._embedding.index_select(0, batch.token_ids)
+        pair = (rms_norm(embedded, weights.embedding_norm, eps), rms_norm(hidden, weights.hidden_norm, eps))
+        residual = linear(torch.cat(pair, -1), weights.project)
+        pending = weights.layer(residual, None, step, kv[self._spec.num_layers + module])
+        return residual.add_(pending)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, *, module: int = 0) -> Tensor:
+        """See MtpHead.logits."""
+        normed = rms_norm(hidden, self.modules[module].norm, self._spec.norm_eps)
+        return linear(normed, self._head).float()
+
+
+def build_mtp_module(source: TensorSource, prefix: str, spec: ModelSpec) -> MtpModule:
+    """Fill one depth from the tensors below `prefix`."""
+    hidden = spec.hidden_size
+    return MtpModule(
+        embedding_norm=take(source, f"{prefix}enorm.weight", hidden),
+        hidden_norm=take(source, f"{prefix}hnorm.weight", hidden),
+        project=take(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden),
+        layer=build_layer(source, prefix, spec, sparse=spec.moe is not None),
+        norm=take(source, f"{prefix}shared_head.norm.weight", hidden),
+    )

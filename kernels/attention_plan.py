@@ -1,0 +1,102 @@
+"""What a step's attention calls share over all layers: which rows, which blocks, which masks.
+
+Made once per step from the batch's tensors. Called by the model; read by the attention operations.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows of one query token with contexts of similar length, padded to the longest."""
+
+    rows: Tensor | None  # [G] int64, which query tokens; None = all of the step's, in order
+    num_rows: int
+    block_ids: Tensor  # [G * n] int64: n blocks for each row
+    length: int  # of the longest context
+    mask: Tensor | None  # [G, 1, length] float32, 0 or -inf; None = all contexts are `length` long
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """A row of several query tokens over its own context."""
+
+    start: int  # first query token in the step
+    end: int
+    block_ids: Tensor  # [n] int64
+    length: int  # of the context, the row's own tokens included
+    mask: Tensor | None  # [end - start, length] float32; None = the whole context is its own: plain causal
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The ragged batch, and its division into calls of dense operations."""
+
+    query_starts: Tensor  # [R + 1] int32
+    context_lens: Tensor  # [R] int32
+    block_tables: Tensor  # [R, B] int32
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillRow, ...]
+
+
+def plan_attention(
+    query_starts: Tensor, context_lens: Tensor, block_tables: Tensor, num_decodes: int, block_size: int
+) -> AttentionPlan:
+    """Divide a step's rows; the first `num_decodes` have one token. The arguments are fields of core.batch.Batch."""
+    lengths: list[int] = context_lens.tolist()
+    tables = block_tables.long()
+    groups = _decode_groups(lengths, num_decodes, block_size)
+    alone = len(groups) == 1 and num_decodes == len(lengths)
+    return AttentionPlan(
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        decodes=tuple(
+            _decode_group(rows, lengths, context_lens, tables, block_size, alone) for rows in groups
+        ),
+        prefills=_prefill_rows(query_starts.tolist(), lengths, tables, num_decodes, block_size),
+    )
+
+
+def _decode_groups(lengths: list[int], num_decodes: int, block_size: int) -> list[list[int]]:
+    """Rows by the power of two that holds their blocks, so that padding at most doubles the work."""
+    groups: dict[int, list[int]] = {}
+    for row in range(num_decodes):
+        groups.setdefault((_blocks(lengths[row], block_size) - 1).bit_length(), []).append(row)
+    return list(groups.values())
+
+
+def _decode_group(
+    rows: list[int], lengths: list[int], context_lens: Tensor, tables: Tensor, block_size: int, alone: bool
+) -> DecodeGroup:
+    longest = max(lengths[row] for row in rows)
+    needed = _blocks(longest, block_size)
+    index = None if alone else torch.tensor(rows, device=tables.device)
+    mask = None
+    if any(lengths[row] != longest for row in rows):
+        own = context_lens if index is None else context_lens.index_select(0, index)
+        beyond = torch.arange(longest, device=tables.device) >= own.view(-1, 1, 1)
+        mask = torch.zeros(beyond.shape, device=tables.device).masked_fill_(beyond, float("-inf"))
+    chosen = tables if index is None else tables.index_select(0, index)
+    return DecodeGroup(index, len(rows), chosen[:, :needed].flatten(), longest, mask)
+
+
+def _prefill_rows(
+    starts: list[int], lengths: list[int], tables: Tensor, num_decodes: int, block_size: int
+) -> tuple[PrefillRow, ...]:
+    rows = []
+    for row in range(num_decodes, len(lengths)):
+        start, end, length = starts[row], starts[row + 1], lengths[row]
+        mask = None
+        if end - start < length:
+            full = torch.full((end - start, length), float("-inf"), device=tables.device)
+            mask = full.triu_(length - (end - start) + 1)
+        rows.append(PrefillRow(start, end, tables[row, : _blocks(length, block_size)], length, mask))
+    return tuple(rows)
+
+
+def _blocks(length: int, block_size: int) -> int:
+    return -(-length // block_size)

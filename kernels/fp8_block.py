@@ -1,0 +1,74 @@
+"""DeepSeek's fp8 weight format: e4m3 values with one float32 scale per 128x128 block.
+
+Called by the loader and by tests. Source: arXiv 2412.19437, 3.3.2, and the released checkpoints.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 128
+E4M3_MAX = 448.0
+
+
+def fp8_block_dequantize(weight: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, K] e4m3 times its block's scale.
+
+    Args:
+        weight: [N, K] float8_e4m3fn.
+        scale_inv: [ceil(N / 128), ceil(K / 128)] float32.
+        dtype: of the result; the product is made in float32.
+
+    Returns:
+        [N, K].
+    """
+    N, K = weight.shape
+    columns = scale_inv.repeat_interleave(BLOCK, 1)[:, :K]
+    out = torch.empty(N, K, dtype=dtype, device=weight.device)
+    # One block of rows at a time: the float32 copy stays small and in cache.
+    for i, row_scale in enumerate(columns.unbind(0)):
+        rows = slice(i * BLOCK, min((i + 1) * BLOCK, N))
+        out[rows] = weight[rows].float().mul_(row_scale)
+    return out
+
+
+def fp8_block_dequantize_ref(weight: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    for i in range(scale_inv.shape[0]):
+        for j in range(scale_inv.shape[1]):
+            block = (slice(i * BLOCK, (i + 1) * BLOCK), slice(j * BLOCK, (j + 1) * BLOCK))
+            out[block] = (weight[block].float() * scale_inv[i, j]).to(dtype)
+    return out
+
+
+def fp8_block_quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse: the largest value of each block maps to e4m3's largest.
+
+    Args:
+        weight: [N, K] of any float type.
+
+    Returns:
+        [N, K] float8_e4m3fn, and the scales [ceil(N / 128), ceil(K / 128)] float32 (1 for a block of zeros).
+    """
+    N, K = weight.shape
+    rows, columns = -(-N // BLOCK), -(-K // BLOCK)
+    padded = F.pad(weight.float(), (0, columns * BLOCK - K, 0, rows * BLOCK - N))
+    blocks = padded.view(rows, BLOCK, columns, BLOCK)
+    largest = blocks.abs().amax((1, 3))
+    scale_inv = torch.where(largest > 0, largest / E4M3_MAX, torch.ones_like(largest))
+    scaled = (blocks / scale_inv[:, None, :, None]).view(rows * BLOCK, columns * BLOCK)
+    return scaled[:N, :K].to(torch.float8_e4m3fn), scale_inv
+
+
+def fp8_block_quantize_ref(weight: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (-(-weight.shape[0] // BLOCK), -(-weight.shape[1] // BLOCK))
+    out = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scale_inv = torch.ones(shape, device=weight.device)
+    for i in range(shape[0]):
+        for j in range(shape[1]):
+            block = (slice(i * BLOCK, (i + 1) * BLOCK), slice(j * BLOCK, (j + 1) * BLOCK))
+            largest = weight[block].float().abs().max()
+            if largest > 0:
+                scale_inv[i, j] = largest / E4M3_MAX
+            out[block] = (weight[block].float() / scale_inv[i, j]).to(torch.float8_e4m3fn)
+    return out, scale_inv

@@ -1,0 +1,70 @@
+"""Attention over the paged latent cache with absorbed weights: all heads read one row a token.
+
+Called by the MLA layer, after the step's rows were written.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
+
+
+def mla_attention(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, rank: int) -> Tensor:
+    """Causal attention of each query token over its row's context.
+
+    Args:
+        q: [T, H, C + R] from `mla_query`.
+        cache: [blocks, block_size, C + R] of one layer.
+        plan: the step's rows.
+        scale: factor of the scores.
+        rank: C; the values are the first C numbers of a cache row.
+
+    Returns:
+        [T, H, C].
+    """
+    if not plan.prefills and len(plan.decodes) == 1:
+        return _decode(q, cache, plan.decodes[0], scale, rank)
+    out = q.new_empty(q.shape[0], q.shape[1], rank)
+    for group in plan.decodes:
+        assert group.rows is not None, "a group that is not the whole step names its rows"
+        out.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), cache, group, scale, rank))
+    for row in plan.prefills:
+        out[row.start : row.end] = _prefill(q[row.start : row.end], cache, row, scale, rank)
+    return out
+
+
+def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float, rank: int) -> Tensor:
+    """[G, H, C + R] -> [G, H, C]. The heads of a row are the queries of one product."""
+    keys = cache.index_select(0, group.block_ids).view(group.num_rows, -1, q.shape[-1])[:, : group.length]
+    if group.mask is None:
+        scores = torch.baddbmm(q[..., :1], q, keys.transpose(1, 2), beta=0, alpha=scale)
+    else:
+        scores = torch.baddbmm(group.mask.to(q.dtype), q, keys.transpose(1, 2), alpha=scale)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(weights, keys[..., :rank])
+
+
+def _prefill(q: Tensor, cache: Tensor, row: PrefillRow, scale: float, rank: int) -> Tensor:
+    """[n, H, C + R] -> [n, H, C]."""
+    heads, width = q.shape[1:]
+    keys = cache.index_select(0, row.block_ids).view(-1, width)[: row.length].expand(1, heads, -1, -1)
+    mask = None if row.mask is None else row.mask.to(q.dtype)
+    # The fused operation wants values as wide as keys: the surplus columns are dropped.
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0), keys, keys, attn_mask=mask, is_causal=mask is None, scale=scale
+    )
+    return out[0, ..., :rank].transpose(0, 1)
+
+
+def mla_attention_ref(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, rank: int) -> Tensor:
+    out = q.new_empty(q.shape[0], q.shape[1], rank)
+    starts, block_size = plan.query_starts.tolist(), cache.shape[1]
+    for row, length in enumerate(plan.context_lens.tolist()):
+        for token in range(starts[row], starts[row + 1]):
+            visible = length - (starts[row + 1] - 1 - token)
+            table = plan.block_tables[row, : -(-visible // block_size)].long()
+            keys = cache[table].flatten(0, 1)[:visible].float()
+            weights = (q[token].float() @ keys.T * scale).softmax(-1)
+            out[token] = (weights @ keys[:, :rank]).to(q.dtype)
+    return out

@@ -1,0 +1,16 @@
+"""SwiGLU's product: SiLU of the gate half times the up half. Called by the dense layers and shared experts."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2F], gate first -> [T, F]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def silu_mul_ref(gate_up: Tensor) -> Tensor:
+    size = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
+    return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
