@@ -13,5 +13,5 @@ class BlockTable:
         self.blocks: list[int] = []  # grows in place; replaced, never emptied, when the blocks are given up
         self.hashes: list[bytes] = []  # chained hashes of the leading full blocks; outlive the blocks
         self.published = 0  # leading blocks that were offered to the prefix index
-        self.publish_at = 0  # tokens that must be known before the next block can be published
+        self.publish_at = 0  # tokens known when a decode can publish its next block
         self.room = 0  # positions below this may be written without asking

@@ -208,4 +208,5 @@ class KVCache:
 
     def _mark_published(self, table: BlockTable, published: int) -> None:
         table.published = published
-        table.publish_at = (published + 1) * self.block_size if self._prefix_cache else sys.maxsize
+        # The newest known token is not computed yet: a block's last one is when one more is known.
+        table.publish_at = (published + 1) * self.block_size + 1 if self._prefix_cache else sys.maxsize

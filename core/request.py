@@ -34,6 +34,8 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+_DECODE = RequestState.DECODE  # a look-up less in what runs once per token
+
 _NEXT = {
     RequestState.WAITING: {RequestState.PREFILL, RequestState.PARKED, RequestState.FINISHED},
     RequestState.PREFILL: {RequestState.DECODE, RequestState.PREEMPTED, RequestState.FINISHED},
@@ -178,29 +180,33 @@ class Request:
 
     def dispatch(self, num_tokens: int) -> bool:
         """Count a row of a new step. True if the row's last position yields an output token."""
+        if self.state is not _DECODE and self.state is not RequestState.PREFILL:
+            raise IllegalTransition(f"{self} cannot run")
         self.num_computed += num_tokens
         self.in_flight += 1
         if self.num_computed < len(self.token_ids) + self.num_pending:
             return False
         self.num_pending += 1
-        if self.state is not RequestState.DECODE:
-            self._move(RequestState.DECODE)
+        if self.state is not _DECODE:
+            self._move(_DECODE)
         return True
 
     def settle(self) -> None:
-        """A step that held a row of this request was committed."""
+        """A step that held a row of this request was committed, and the row yielded nothing."""
         self.in_flight -= 1
 
     def take(self, tokens: Sequence[int], now: float) -> FinishReason | None:
-        """Append what a sampling row yielded, up to and with the token that ends the request, if one does."""
+        """A step was committed: append what its row sampled, up to the token that ends the request, if any."""
         assert tokens, f"{self} sampled nothing"
+        self.in_flight -= 1
+        token_ids, stop_ids, full_len = self.token_ids, self._stop_ids, self._full_len
         self.num_pending -= 1
         self.last_token = now
         if self.first_token is None:
             self.first_token = now
         for token in tokens:
-            self.token_ids.append(token)
-            if len(self.token_ids) >= self._full_len or token in self._stop_ids:
+            token_ids.append(token)
+            if token in stop_ids or len(token_ids) >= full_len:
                 reason = self._reason_to_stop()
                 if reason is not None:
                     return reason

@@ -143,7 +143,11 @@ class Roster:
             assert request.finished or request.num_pending == pending[request], (
                 f"{request}: tokens miscounted"
             )
-            assert request.num_computed < len(request.token_ids) + request.num_pending or request.finished
+            ahead = len(request.token_ids) + request.num_pending - request.num_computed
+            assert ahead >= 1 or request.finished, f"{request}: computed beyond its tokens"
+            assert ahead == 1 or request.state is not RequestState.DECODE, (
+                f"{request}: decodes, but is behind"
+            )
             blocks = len(request.table.blocks)
             assert request.num_computed <= blocks * self._kv.block_size, (
                 f"{request}: {blocks} blocks are too few"

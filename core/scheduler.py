@@ -151,34 +151,32 @@ class Scheduler:
         assert self._in_flight, "no step is in flight"
         assert self._in_flight[0] is plan, f"step {plan.step} is not the oldest one in flight"
         self._in_flight.popleft()
-        self._kv.copied(plan.copies)
-        roster, now = self._roster, self._clock()
+        kv, roster, now = self._kv, self._roster, self._clock()
+        kv.copied(plan.copies)
         emitted: list[Emitted] = []
         finished: list[Request] = []
-        for index, row in enumerate(plan.rows):
-            request = row.request
-            request.settle()
-            if row.samples and request.state is not _FINISHED:
-                start = len(request.token_ids) - request.prompt_len
+        for index, (request, _, _, _, samples, _) in enumerate(plan.rows):
+            if samples and request.state is not _FINISHED:
+                start = len(request.token_ids)
                 sampled = tokens[request.request_id]
                 reason = request.take(sampled, now)
                 known = len(request.token_ids)
+                if known - start < len(sampled):
+                    sampled = sampled[: known - start]
+                emitted.append(Emitted(index, request, start - request.prompt_len, sampled))
                 if known >= request.table.publish_at and request.state is _DECODE:
-                    self._kv.publish(
-                        request.table, request.cache_salt, request.token_ids, request.num_computed
-                    )
-                if reason is not None:
-                    sampled = sampled[: known - request.prompt_len - start]
-                emitted.append(Emitted(index, request, start, sampled))
-                self.counters.output_tokens += len(sampled)
+                    kv.publish(request.table, request.cache_salt, request.token_ids, request.num_computed)
                 if reason is not None:
                     finished.append(request)
                     roster.finish(request, reason)
                     continue
                 if known >= request.run_limit and not request.num_pending:
                     roster.park(request)
-            if request.state in _OUT_OF_BATCH and not request.in_flight:
+            else:
+                request.settle()
+            if not request.in_flight and request.state in _OUT_OF_BATCH:
                 roster.settled(request)
+        self.counters.output_tokens += sum([len(row.token_ids) for row in emitted])
         return Outcome(tuple(emitted), tuple(finished))
 
     def check_integrity(self) -> None:
