@@ -44,8 +44,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
         progress: called with (bytes loaded, bytes in all).
 
     Raises:
-        ConfigError: a setting and this machine or checkpoint do not fit.
-        CheckpointError: the checkpoint is broken or not supported.
+        ConfigError: a setting does not fit this machine or checkpoint, or the checkpoint is broken.
     """
     device = _device(config.model.device)
     torch.set_num_threads(config.engine.threads or max(1, _cores() // config.engine.count))
@@ -95,7 +94,12 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
     return Built(
         engine=engine,
         model=model,
-        fingerprint=fingerprint(Path(config.model.path), model.dtype, config.model.load_format),
+        fingerprint=fingerprint(
+            Path(config.model.path),
+            dtype=model.dtype,
+            load_format=config.model.load_format,
+            seed=config.model.seed,
+        ),
         max_model_len=scheduler.max_model_len,
     )
 
@@ -124,7 +128,9 @@ def _num_blocks(cache: CacheConfig, model: Model) -> int:
     per_block = model.kv_bytes_per_block(cache.block_size, model.dtype)
     num_blocks = cache.memory_bytes // per_block
     if num_blocks < 2:
-        raise ConfigError(f"cache.memory_bytes = {cache.memory_bytes} holds no two blocks of {per_block} bytes")
+        raise ConfigError(
+            f"cache.memory_bytes = {cache.memory_bytes} holds no two blocks of {per_block} bytes"
+        )
     return num_blocks
 
 

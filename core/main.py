@@ -16,7 +16,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from headrace.config import Config, ConfigError
 from headrace.core.build import Built, build
 from headrace.core.server import EngineServer
-from headrace.core.weights import CheckpointError
 from headrace.ipc.engine_socket import EngineSocket
 from headrace.ipc.messages import PROTOCOL_VERSION, Welcome
 
@@ -41,8 +40,8 @@ def main() -> int:
         socket = EngineSocket(
             config.engine_addresses()[arguments.index], _welcome(config, built, name), config.wire
         )
-    except (ConfigError, CheckpointError) as error:
-        log.error("%s", error)  # noqa: TRY400 - a sentence for the user, not a traceback
+    except ConfigError as error:
+        log.error("%s", error)
         return EXIT_CONFIG
     server = EngineServer(
         built.engine,
