@@ -47,7 +47,7 @@ class Scheduler:
         self.max_model_len = min(max_model_len, kv.capacity)  # what one request can have when it is alone
         self.counters = Counters()
         self._max_waiting = max_waiting
-        self._kv = kv
+        self.kv = kv
         self._clock = clock
         self._roster = Roster(max_num_seqs, kv)
         self._policy = Policy(
@@ -126,9 +126,9 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can run now. At most one earlier step may be uncommitted."""
         assert len(self._in_flight) <= 1, "two steps are in flight"
-        self._kv.begin_step()
+        self.kv.begin_step()
         draft = self._policy.compose()
-        copies = self._kv.end_step()
+        copies = self.kv.end_step()
         if not draft.singles and not draft.longer:
             assert self._in_flight or not self.has_work, "requests wait, but nothing runs that they wait for"
             return None
@@ -151,7 +151,7 @@ class Scheduler:
         assert self._in_flight, "no step is in flight"
         assert self._in_flight[0] is plan, f"step {plan.step} is not the oldest one in flight"
         self._in_flight.popleft()
-        kv, roster, now = self._kv, self._roster, self._clock()
+        kv, roster, now = self.kv, self._roster, self._clock()
         kv.copied(plan.copies)
         emitted: list[Emitted] = []
         finished: list[Request] = []

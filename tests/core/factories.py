@@ -7,7 +7,6 @@ the KV pool, what was written there, and refuses to run a row whose context is n
 from collections import deque
 from collections.abc import Sequence
 
-from headrace.core.block_pool import BlockPool
 from headrace.core.kv_cache import KVCache
 from headrace.core.outcome import Outcome
 from headrace.core.plan import PlanRow, StepPlan
@@ -192,7 +191,3 @@ def check_plan(plan: StepPlan) -> None:
     assert all(count > 1 for count in counts[plan.num_decodes :]), "a single row among the longer ones"
     assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows share a slot"
     assert set(plan.entered) <= {row.request for row in plan.rows}, "a request entered without a row"
-
-
-def blocks_in_order(pool: BlockPool, count: int) -> list[int]:
-    return [pool.allocate() for _ in range(count)]
