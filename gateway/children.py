@@ -143,7 +143,7 @@ class Child:
             text = line.decode(errors="replace").rstrip()
             if text:
                 self._last_lines.append(text)
-                self._echo(f"{self.spec.name}: {text}")
+                self._echo(text if text.startswith(self.spec.name) else f"{self.spec.name}: {text}")
 
     def _reason(self, ended: str) -> str:
         lines = "".join(f"\n  | {line}" for line in self._last_lines)

@@ -19,7 +19,7 @@ from headrace.gateway.readiness import greeting, wait_ready
 from headrace.gateway.rundir import run_directory, write_config
 from headrace.gateway.supervisor import Supervisor
 
-ENGINE = "headrace.core.server"
+ENGINE = "headrace.core.main"
 SYNTHETIC = "headrace.loadtest.synthetic"
 WORKER = "headrace.gateway.worker"
 
