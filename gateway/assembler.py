@@ -45,6 +45,7 @@ class Assembler:
         "_min_tokens",
         "_out",
         "_stop_ids",
+        "_top",
         "_with_logprobs",
         "num_received",
         "stop_reason",
@@ -58,6 +59,7 @@ class Assembler:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._with_logprobs = sampling.logprobs >= 0
+        self._top = sampling.logprobs  # alternatives asked for; the engine may send more
         self._held: list[_Held] = []
         self._decoded = 0  # characters
         self._out = 0  # characters in pieces
@@ -95,7 +97,11 @@ class Assembler:
         return self._piece(text, last=True)
 
     def _push_row(self, token_ids: list[int], logprobs: Logprobs | None) -> Piece | None:
-        rows = _unpack(logprobs, len(token_ids)) if logprobs is not None else [(0.0, ())] * len(token_ids)
+        rows = (
+            _unpack(logprobs, len(token_ids), self._top)
+            if logprobs is not None
+            else [(0.0, ())] * len(token_ids)
+        )
         text = ""
         for token_id, row in zip(token_ids, rows, strict=True):
             index = self.num_received
@@ -151,15 +157,16 @@ class Assembler:
         return count
 
 
-def _unpack(logprobs: Logprobs, count: int) -> list[tuple[float, Alternatives]]:
+def _unpack(logprobs: Logprobs, count: int, limit: int) -> list[tuple[float, Alternatives]]:
     """Per token: its log-probability and the likeliest alternatives."""
     chosen = memoryview(logprobs.chosen).cast("f").tolist()
     top_ids = memoryview(logprobs.top_ids).cast("i").tolist()
     top = memoryview(logprobs.top).cast("f").tolist()
     k = logprobs.top_k
+    shown = min(k, limit)
     if len(chosen) != count:
         raise ValueError(f"{len(chosen)} log-probabilities came with {count} tokens")
     return [
-        (chosen[i], tuple(zip(top_ids[i * k : i * k + k], top[i * k : i * k + k], strict=True)))
+        (chosen[i], tuple(zip(top_ids[i * k : i * k + shown], top[i * k : i * k + shown], strict=True)))
         for i in range(count)
     ]

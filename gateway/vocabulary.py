@@ -21,15 +21,18 @@ class Vocabulary:
         pieces: the text of each token whose bytes are whole UTF-8; None where they are not.
         special: ids that are never shown.
         byte_level: True when text is exactly the concatenation of `raw`, as UTF-8 (byte-level BPE).
+        longest: bytes of the longest token.
+        verbatim: True when encoding neither drops nor shortens text: n bytes are at least n / longest tokens.
     """
 
-    __slots__ = ("_tokens", "byte_level", "longest", "pieces", "raw", "special", "tokenizer")
+    __slots__ = ("_tokens", "byte_level", "longest", "pieces", "raw", "special", "tokenizer", "verbatim")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         spec: Mapping[str, Any] = json.loads(tokenizer.to_str())
         size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.tokenizer = tokenizer
         self.byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
+        self.verbatim = self.byte_level and spec["normalizer"] is None
         self.special = frozenset(t["id"] for t in spec["added_tokens"] if t["special"])
         self._tokens = [tokenizer.id_to_token(token_id) or "" for token_id in range(size)]
         to_bytes = _byte_level_bytes if self.byte_level else _plain_bytes
@@ -38,7 +41,7 @@ class Vocabulary:
             for token_id, token in enumerate(self._tokens)
         ]
         self.pieces: list[str | None] = [_whole(raw) for raw in self.raw]
-        self.longest = max(map(len, self.raw), default=1)  # bytes
+        self.longest = max(map(len, self.raw), default=1)
 
     def __len__(self) -> int:
         return len(self._tokens)

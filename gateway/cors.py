@@ -1,0 +1,55 @@
+"""Cross-origin requests: which web pages may call, by the browser's rules (WHATWG Fetch, CORS protocol).
+
+Knows no API. The middleware answers preflights; `allow_origin` marks every other answer, streams included.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+MAX_AGE_S = 600  # browsers cap it there or lower
+METHODS = "GET, POST, OPTIONS"
+DEFAULT_HEADERS = "Authorization, Content-Type, Last-Event-ID"
+EXPOSED = "Retry-After, X-Request-Id"
+
+
+def answer_preflight(origins: Sequence[str]) -> Middleware:
+    """The middleware; before the key is asked for, since browsers send none with a preflight."""
+
+    @web.middleware
+    async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+        asked = request.headers.get("Access-Control-Request-Method")
+        if request.method != "OPTIONS" or asked is None or not _allowed(request, origins):
+            return await handler(request)
+        headers = {
+            "Access-Control-Allow-Methods": METHODS,
+            "Access-Control-Allow-Headers": request.headers.get(
+                "Access-Control-Request-Headers", DEFAULT_HEADERS
+            ),
+            "Access-Control-Max-Age": str(MAX_AGE_S),
+        }
+        return web.Response(status=204, headers=headers)
+
+    return preflight
+
+
+def allow_origin(
+    origins: Sequence[str],
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """A signal for `on_response_prepare`."""
+
+    async def mark(request: web.Request, response: web.StreamResponse) -> None:
+        if not origins:
+            return
+        response.headers.add("Vary", "Origin")
+        if _allowed(request, origins):
+            response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
+            response.headers["Access-Control-Expose-Headers"] = EXPOSED
+
+    return mark
+
+
+def _allowed(request: web.Request, origins: Sequence[str]) -> bool:
+    origin = request.headers.get("Origin")
+    return origin is not None and ("*" in origins or origin in origins)
