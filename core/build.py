@@ -47,7 +47,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
         ConfigError: a setting does not fit this machine or checkpoint, or the checkpoint is broken.
     """
     device = _device(config.model.device)
-    torch.set_num_threads(config.engine.threads or max(1, _cores() // config.engine.count))
+    torch.set_num_threads(config.engine.threads or _threads(config))
     dtype = _dtype(config.model.dtype, device)
     path = Path(config.model.path)
     model = load_model(
@@ -118,8 +118,10 @@ def _dtype(wanted: str, device: torch.device) -> torch.dtype:
     return DTYPES[wanted]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+def _threads(config: Config) -> int:
+    """Cores of one engine: what the gateway workers leave, for a stalled gateway stalls every stream."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, (cores - config.gateway.workers) // config.engine.count)
 
 
 def _num_blocks(cache: CacheConfig, model: Model) -> int:

@@ -86,6 +86,6 @@ def _pack_logprobs(row: int, logprobs: tuple[TokenLogprob, ...]) -> Logprobs:
         row=row,
         chosen=pack_float32([token.chosen for token in logprobs]),
         top_k=len(logprobs[0].top_ids),
-        top_ids=pack_int32([token.top_ids for token in logprobs]),
-        top=pack_float32([token.top for token in logprobs]),
+        top_ids=pack_int32([token_id for token in logprobs for token_id in token.top_ids]),
+        top=pack_float32([value for token in logprobs for value in token.top]),
     )

@@ -70,10 +70,10 @@ class EngineServer:
             self._drop(gateway)
         if self._engine.has_work:
             outputs = self._engine.step()
-            for gateway, message in pack(self._engine.clock.steps, outputs).items():
-                for ended in message.finished:
+            for gateway, tokens in pack(self._engine.clock.steps, outputs).items():
+                for ended in tokens.finished:
                     self._forget(gateway, ended.stream)
-                self._socket.send(gateway, message)
+                self._socket.send(gateway, tokens)
         if self._socket.load_due:
             self._socket.send_load(self.load())
 

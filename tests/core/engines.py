@@ -17,8 +17,15 @@ from headrace.ipc.messages import Sampling
 
 
 def load(path: Path) -> Model:
+    # The small model gains nothing from a second thread, and loses much where tests share the cores.
+    torch.set_num_threads(1)
     return load_model(
-        path, dtype=torch.float32, device=torch.device("cpu"), load_format="safetensors", seed=0, progress=None
+        path,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        load_format="safetensors",
+        seed=0,
+        progress=None,
     )
 
 
@@ -56,7 +63,8 @@ def run(engine: Engine, requests: Iterable[Request] = ()) -> list[Output]:
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
     """Output ids of each prompt, all submitted at once; request i has seed `sampling.seed + i`."""
     requests = [
-        Request(f"r{i}", prompt, replace(sampling, seed=sampling.seed + i)) for i, prompt in enumerate(prompts)
+        Request(f"r{i}", prompt, replace(sampling, seed=sampling.seed + i))
+        for i, prompt in enumerate(prompts)
     ]
     run(engine, requests)
     return [request.output_ids for request in requests]

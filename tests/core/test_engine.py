@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
+from headrace.core.batch import Batch
 from headrace.core.models.base import Model
 from headrace.core.request import FinishReason, Request
 from headrace.ipc.messages import Sampling
@@ -33,7 +35,9 @@ def prompts() -> list[list[int]]:
         return ids
 
     shared = draw(40)
-    return [draw(count) for count in (3, 8, 9, 17, 31, 64, 77, 90)] + [shared + draw(n) for n in (1, 8, 20, 33)]
+    return [draw(count) for count in (3, 8, 9, 17, 31, 64, 77, 90)] + [
+        shared + draw(n) for n in (1, 8, 20, 33)
+    ]
 
 
 def alone(model: Model, path: Path, prompts: Sequence[Sequence[int]], rules: Sampling) -> list[list[int]]:
@@ -143,7 +147,7 @@ def test_cancel_frees_blocks_before_the_next_step(
 def test_nan_logits_end_that_request_only(model: Model, small_path: Path, prompts: list[list[int]]) -> None:
     """The model is made to answer NaN for one prompt's tokens."""
     expected = alone(model, small_path, prompts[:1], GREEDY)
-    engine = make_engine(Poisoned(model, prompts[1]), small_path)
+    engine = make_engine(cast("Model", Poisoned(model, prompts[1])), small_path)
     good, bad = Request("good", prompts[0], GREEDY), Request("bad", prompts[1], GREEDY)
     outputs = run(engine, [good, bad])
     assert good.output_ids == expected[0]
@@ -153,9 +157,7 @@ def test_nan_logits_end_that_request_only(model: Model, small_path: Path, prompt
     assert "NaN" in ends[0].message
 
 
-def test_greedy_equals_a_plain_forward_loop(
-    model: Model, small_path: Path, prompts: list[list[int]]
-) -> None:
+def test_greedy_equals_a_plain_forward_loop(model: Model, small_path: Path, prompts: list[list[int]]) -> None:
     """The whole sequence is computed anew for each token, without any cache."""
     for prompt in prompts[:4]:
         engine = make_engine(model, small_path)
@@ -190,7 +192,7 @@ class Poisoned:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def forward(self, batch: object, kv: torch.Tensor) -> torch.Tensor:
-        hidden = self._model.forward(batch, kv)  # type: ignore[arg-type]
-        hidden[torch.isin(batch.token_ids, self._marks[-1:])] = float("nan")  # type: ignore[attr-defined]
+    def forward(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
+        hidden = self._model.forward(batch, kv)
+        hidden[torch.isin(batch.token_ids, self._marks[-1:])] = float("nan")
         return hidden
