@@ -1,23 +1,15 @@
-"""Listening sockets: the shared port of the workers, and the guard against connections that say nothing.
+"""Listening sockets on the shared port of the workers.
 
 Knows no application. The supervisor reserves the port, each worker listens on it.
 """
 
-import asyncio
 import errno
 import socket
-from collections.abc import Callable
-from weakref import WeakSet
-
-from aiohttp import web
-from aiohttp.typedefs import Handler
-from aiohttp.web_protocol import RequestHandler
 
 from headrace.config import ConfigError
+from headrace.gateway.connection import SEND_BUFFER
 
 BACKLOG = 4096
-# A stalled client would hide megabytes of events in kernel buffers before its stream counts as slow.
-SEND_BUFFER_BYTES = 64 << 10
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
@@ -35,47 +27,13 @@ def reserve_port(host: str, port: int) -> socket.socket:
     return _bound(host, port, shared=True)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """One worker's listening socket on the shared port; the kernel spreads connections over the workers."""
+def worker_socket(host: str, port: int) -> socket.socket:
+    """One worker's socket on the shared port, ready to listen; the kernel spreads connections over the workers."""
     listener = _bound(host, port, shared=True)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit both options
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    listener.listen(BACKLOG)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     listener.setblocking(False)
     return listener
-
-
-class HeaderGuard:
-    """Closes connections whose first request has not arrived whole within `timeout_s`.
-
-    aiohttp has one keep-alive timeout for silent and for idle connections; a client that trickles headers
-    deserves less time than one that rests between requests.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._spoke: WeakSet[object] = WeakSet()
-
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Marks the connection of a request as one that spoke."""
-        self._spoke.add(request.protocol)
-        return await handler(request)
-
-    def factory(self, make: Callable[[], RequestHandler]) -> Callable[[], RequestHandler]:
-        """Wrap a protocol factory, such as aiohttp's server."""
-        loop = asyncio.get_running_loop()
-
-        def guarded() -> RequestHandler:
-            protocol = make()
-            loop.call_later(self._timeout_s, self._check, protocol)
-            return protocol
-
-        return guarded
-
-    def _check(self, protocol: RequestHandler) -> None:
-        if protocol not in self._spoke:
-            protocol.force_close()
 
 
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
