@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from headrace.gateway.errors import ApiError
 
-OPEN_PATHS = frozenset(("/", "/health", "/ready", "/metrics"))
+OPEN_PATHS = frozenset(("/", "/health", "/ready", "/metrics", "/v1/ws"))  # the last asks for the key itself
 TENANT = web.RequestKey("tenant", str)
 
 

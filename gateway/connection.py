@@ -8,6 +8,7 @@ Extends aiohttp's RequestHandler by its public methods only. The worker passes `
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -46,8 +47,8 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.set_write_buffer_limits(HIGH_WATER, LOW_WATER)
+        # A cast, because uvloop's transports are no subclasses of asyncio's.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(HIGH_WATER, LOW_WATER)
         self._arm()
 
     def data_received(self, data: bytes) -> None:
