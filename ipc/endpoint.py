@@ -12,7 +12,7 @@ import zmq
 
 from headrace.config import ConfigError, WireConfig
 from headrace.ipc.gatekeeper import ZAP_DOMAIN, Gatekeeper
-from headrace.ipc.keys import load_engine_keys, load_gateway_keys
+from headrace.ipc.keys import GatewayKeys, load_engine_keys, load_gateway_keys
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -131,7 +131,17 @@ class Dialer:
         self.dealer.close(linger_ms)
 
 
-def dial(context: Context, address: str, wire: WireConfig) -> Dialer:
+def gateway_keys(address: str, wire: WireConfig) -> GatewayKeys | None:
+    """Check where a gateway is to connect, and read the keys for it.
+
+    Raises:
+        ConfigError: the address or the keys cannot work.
+    """
+    check_address(address, wire.curve_dir)
+    return load_gateway_keys(Path(wire.curve_dir)) if _is_curve(address, wire) else None
+
+
+def dial(context: Context, address: str, wire: WireConfig, keys: GatewayKeys | None) -> Dialer:
     """Start to connect to an engine; libzmq tries every RECONNECT_MS until it is there.
 
     Serves one connection: whoever sees DISCONNECTED reads the last frames, closes this and dials anew, so that
@@ -139,10 +149,8 @@ def dial(context: Context, address: str, wire: WireConfig) -> Dialer:
     connection too, but libzmq 4.3.5 then loses frames that arrived just before the end.)
 
     Raises:
-        ConfigError: the address or the keys cannot work.
+        zmq.ZMQError: the process has no descriptor left.
     """
-    check_address(address, wire.curve_dir)
-    keys = load_gateway_keys(Path(wire.curve_dir)) if _is_curve(address, wire) else None
     dealer = context.socket(zmq.DEALER)
     _set_common(dealer, address)
     dealer.reconnect_ivl = RECONNECT_MS

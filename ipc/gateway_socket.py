@@ -14,8 +14,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from headrace.config import WireConfig
 from headrace.ipc.codec import MalformedFrame, decode_to_gateway, encode
-from headrace.ipc.endpoint import Context, Dialer, check_address, dial
-from headrace.ipc.heartbeat import Heartbeat
+from headrace.ipc.endpoint import Context, Dialer, dial, gateway_keys
+from headrace.ipc.heartbeat import Backoff, Heartbeat
 from headrace.ipc.limits import engine_frame_bytes
 from headrace.ipc.messages import (
     PROTOCOL_VERSION,
@@ -33,12 +33,7 @@ from headrace.ipc.refusals import Refusals
 State = Literal["connecting", "ready", "draining", "lost", "refused"]
 
 MAX_FRAMES_PER_WAKE = 64  # then the loop gets its turn, and the rest follows
-MIN_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 2.0
-STEADY_S = 1.0  # a connection that lived so long resets the back-off
 GOODBYE_LINGER_MS = 200
-
-_KEYS_REFUSED = "the engine does not take this gateway's key, or is not the engine of our key"
 
 
 class GatewaySocket:
@@ -60,7 +55,7 @@ class GatewaySocket:
         clock: seconds, monotonic.
 
     Raises:
-        ConfigError: the address cannot work.
+        ConfigError: the address or the keys cannot work.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class GatewaySocket:
         context: Context | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_address(address, wire.curve_dir)
+        self._keys = gateway_keys(address, wire)
         self.address = address
         self.state: State = "connecting"
         self.reason = ""
@@ -91,7 +86,7 @@ class GatewaySocket:
         self._heartbeat = Heartbeat(wire.heartbeat_s, wire.dead_after_s, clock())
         self._dialer: Dialer | None = None
         self._dialled_at = 0.0
-        self._backoff_s = MIN_BACKOFF_S
+        self._backoff = Backoff(low_s=0.05, high_s=2.0, steady_s=1.0)
         self._closed = False
         self._reading = False  # a read is scheduled
         self._timer: asyncio.TimerHandle | None = None
@@ -103,11 +98,7 @@ class GatewaySocket:
         return self._refusals.total
 
     def start(self) -> None:
-        """Begin to connect, on the running event loop.
-
-        Raises:
-            ConfigError: the keys cannot work.
-        """
+        """Begin to connect, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._dial()
         self._tick()
@@ -146,9 +137,12 @@ class GatewaySocket:
         return self._transmit(frame)
 
     def _dial(self) -> None:
-        self._redial = None
-        self._dialer = dial(self._context, self.address, self._wire)
         self._dialled_at = self._clock()
+        try:
+            self._dialer = dial(self._context, self.address, self._wire, self._keys)
+        except zmq.ZMQError as error:
+            self._drop("lost", f"cannot make a socket: {error.strerror}")
+            return
         self._heartbeat = Heartbeat(self._wire.heartbeat_s, self._wire.dead_after_s, self._dialled_at)
         self._loop.add_reader(self._dialer.dealer.fileno(), self._read)
         self._loop.add_reader(self._dialer.monitor.fileno(), self._watch)
@@ -163,16 +157,23 @@ class GatewaySocket:
 
     def _drop(self, state: State, reason: str) -> None:
         """The connection is over; try anew after the back-off."""
+        if self._closed:
+            return
         self._hang_up(0)
         self.welcome = None
-        if self._clock() - self._dialled_at > STEADY_S:
-            self._backoff_s = MIN_BACKOFF_S
-        self._redial = self._loop.call_later(self._backoff_s, self._dial)
-        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+        wait_s = self._backoff.after(self._clock() - self._dialled_at)
+        self._redial = self._loop.call_later(wait_s, self._dial)
         self._become(state, reason)
 
+    def _break_off(self, reason: str) -> None:
+        """The connection broke; where there was none to lose, what was said of the engine still holds."""
+        if self.state in ("ready", "draining"):
+            self._drop("lost", reason)
+        else:
+            self._drop(self.state, self.reason)
+
     def _become(self, state: State, reason: str) -> None:
-        if (state, reason) != (self.state, self.reason):
+        if not self._closed and (state, reason) != (self.state, self.reason):
             self.state, self.reason = state, reason
             self._on_state(state, reason)
 
@@ -186,8 +187,8 @@ class GatewaySocket:
         if self.welcome is not None and self._heartbeat.due(now):
             self._heartbeat.sent(now)
             self.send(Ping(now))
-        if self._heartbeat.is_dead(now) and self.state in ("ready", "draining"):
-            self._drop("lost", f"no word from the engine for {self._heartbeat.silence_s(now):.1f} s")
+        if self._heartbeat.is_dead(now):
+            self._break_off(f"no word from the engine for {self._heartbeat.silence_s(now):.1f} s")
 
     def _watch(self) -> None:
         """Read what the monitor says about the connection; edge-triggered, so until there is no more."""
@@ -200,17 +201,20 @@ class GatewaySocket:
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._transmit(encode(self._hello))
                 case zmq.EVENT_DISCONNECTED:
-                    while self._read_some():  # its last words first
-                        pass
-                    if self._dialer is dialer:
-                        self._drop(self._state_without_connection(), "the connection to the engine broke")
-                case zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                    self._drop("refused", _KEYS_REFUSED)
+                    try:
+                        while self._read_some():  # its last words first
+                            pass
+                    finally:
+                        if self._dialer is dialer:
+                            self._break_off("the connection to the engine broke")
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    self._drop("refused", "keys: the engine does not let this gateway in")
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    self._drop("refused", "keys: only one side has them, or no engine listens there")
+                case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if self.state != "refused":
+                    self._become(self.state, "hung up on in the handshake; another engine than our key's?")
                 case _:
                     pass
-
-    def _state_without_connection(self) -> State:
-        return "lost" if self.state in ("ready", "draining") else self.state
 
     def _read(self) -> None:
         """Read a batch; libzmq's descriptor is edge-triggered, so come back until there is no more."""
@@ -263,9 +267,8 @@ class GatewaySocket:
             case Goodbye():
                 self._drop("lost", "the engine said goodbye")
             case Load():
+                self._become("draining" if message.state == "draining" else "ready", "")
                 self._on_message(message)
-                if message.state != self.state:
-                    self._become("draining" if message.state == "draining" else "ready", "")
             case _:
                 self._on_message(message)
 

@@ -1,6 +1,6 @@
-"""Two clocks of one connection: when to speak next, and since when the other side is silent.
+"""The clocks of one connection: when to speak, when the other side is dead, when to try again.
 
-Knows no socket and no message. Both ends hold one per peer; `now` is in seconds of a monotonic clock.
+Knows no socket and no message. `now` is in seconds of a monotonic clock.
 """
 
 
@@ -40,3 +40,28 @@ class Heartbeat:
     def is_dead(self, now: float) -> bool:
         """Whether the other side has been silent for too long."""
         return now - self._heard_at > self._dead_after_s
+
+
+class Backoff:
+    """Seconds to wait before the next attempt: doubled after each that did not last, between two bounds.
+
+    Args:
+        low_s: the first wait.
+        high_s: the longest.
+        steady_s: a connection that lasted so long makes the next wait the first again.
+    """
+
+    __slots__ = ("_high_s", "_low_s", "_next_s", "_steady_s")
+
+    def __init__(self, low_s: float, high_s: float, steady_s: float) -> None:
+        self._low_s = low_s
+        self._high_s = high_s
+        self._steady_s = steady_s
+        self._next_s = low_s
+
+    def after(self, lasted_s: float) -> float:
+        """The wait after an attempt that lasted so long."""
+        if lasted_s > self._steady_s:
+            self._next_s = self._low_s
+        wait, self._next_s = self._next_s, min(2 * self._next_s, self._high_s)
+        return wait
