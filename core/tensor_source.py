@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.kernels.rms_norm import NormWeight
+
 
 class TensorSource(Protocol):
     """Hands out weights in the model's dtype on the model's device."""
@@ -49,3 +51,8 @@ def take_rows(source: TensorSource, parts: tuple[tuple[str, int], ...], columns:
     for (name, _), piece in zip(parts, target.split([rows for _, rows in parts]), strict=True):
         source.fill(name, piece)
     return target
+
+
+def take_norm(source: TensorSource, name: str, size: int, eps: float) -> NormWeight:
+    """The gain of an RMS norm."""
+    return NormWeight(take(source, name, size), eps)

@@ -17,7 +17,7 @@ class DecodeGroup:
     num_rows: int
     block_ids: Tensor  # [G * n] int64: n blocks for each row
     length: int  # of the longest context
-    mask: Tensor | None  # [G, 1, length] float32, 0 or -inf; None = all contexts are `length` long
+    mask: Tensor  # float32, 0 or -inf: [G, 1, length]; [1, 1, 1] of 0 where all contexts are `length` long
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ def _decode_group(
     longest = max(lengths[row] for row in rows)
     needed = _blocks(longest, block_size)
     index = None if alone else torch.tensor(rows, device=tables.device)
-    mask = None
+    mask = torch.zeros(1, 1, 1, device=tables.device)
     if any(lengths[row] != longest for row in rows):
         own = context_lens if index is None else context_lens.index_select(0, index)
         beyond = torch.arange(longest, device=tables.device) >= own.view(-1, 1, 1)
-        mask = torch.zeros(beyond.shape, device=tables.device).masked_fill_(beyond, float("-inf"))
+        mask = mask.expand(beyond.shape).masked_fill(beyond, float("-inf"))
     chosen = tables if index is None else tables.index_select(0, index)
     return DecodeGroup(index, len(rows), chosen[:, :needed].flatten(), longest, mask)
 

@@ -6,6 +6,7 @@ Called by the sparse layers with the router's choice.
 import torch
 from torch import Tensor
 
+from headrace.kernels.linear import pack_linear
 from headrace.kernels.silu_mul import silu_mul, silu_mul_ref
 
 
@@ -15,11 +16,11 @@ class ExpertWeights:
     __slots__ = ("down", "down_views", "gate_up", "gate_up_views")
 
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        self.gate_up = gate_up
-        self.down = down
+        self.gate_up = pack_linear(gate_up)
+        self.down = pack_linear(down)
         # Indexing a stack costs as much as a small product: the CPU's per-expert calls use ready views.
-        self.gate_up_views = gate_up.unbind(0)
-        self.down_views = down.unbind(0)
+        self.gate_up_views = self.gate_up.unbind(0)
+        self.down_views = self.down.unbind(0)
 
 
 def experts(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, base: Tensor | None) -> Tensor:
@@ -45,14 +46,14 @@ def experts(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, base
 
 def _one_token(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, out: Tensor) -> None:
     """A matrix-vector product per weight, read once and never copied."""
-    chosen: list[int] = ids[0].tolist()
-    vector, total = x[0], out[0]
+    chosen: list[int] = ids.view(-1).tolist()
+    vector, total = x.view(-1), out.view(-1)
     gate_up = x.new_empty(len(chosen), weights.gate_up.shape[1])
-    for row, expert in zip(gate_up.unbind(0), chosen, strict=True):
-        torch.mv(weights.gate_up_views[expert], vector, out=row)
+    for row, expert in enumerate(chosen):
+        torch.mv(weights.gate_up_views[expert], vector, out=gate_up[row])
     hidden = silu_mul(gate_up).mul_(scales.view(-1, 1))
-    for row, expert in zip(hidden.unbind(0), chosen, strict=True):
-        total.addmv_(weights.down_views[expert], row)
+    for row, expert in enumerate(chosen):
+        total.addmv_(weights.down_views[expert], hidden[row])
 
 
 def _by_expert(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, out: Tensor) -> None:

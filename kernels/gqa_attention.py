@@ -38,7 +38,7 @@ def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float) -> Tenso
     heads, dim = cache.shape[3:]
     stored = cache.index_select(1, group.block_ids).view(2, group.num_rows, -1, heads, dim)
     keys, values = stored[:, :, : group.length].transpose(2, 3).unbind(0)
-    mask = None if group.mask is None else group.mask.unsqueeze(1).to(q.dtype)
+    mask = group.mask.unsqueeze(1).to(q.dtype) if group.mask.numel() > 1 else None
     queries = q.view(group.num_rows, heads, -1, dim)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).flatten(1)
 

@@ -36,13 +36,14 @@ def mla_attention(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, r
 
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float, rank: int) -> Tensor:
     """[G, H, C + R] -> [G, H, C]. The heads of a row are the queries of one product."""
-    keys = cache.index_select(0, group.block_ids).view(group.num_rows, -1, q.shape[-1])[:, : group.length]
-    if group.mask is None:
-        scores = torch.baddbmm(q[..., :1], q, keys.transpose(1, 2), beta=0, alpha=scale)
+    keys = cache.index_select(0, group.block_ids).view(group.num_rows, -1, q.shape[2])
+    keys = keys.narrow(1, 0, group.length)
+    if q.dtype is torch.float32:
+        weights = torch.baddbmm(group.mask, q, keys.transpose(1, 2), alpha=scale).softmax(-1)
     else:
         scores = torch.baddbmm(group.mask.to(q.dtype), q, keys.transpose(1, 2), alpha=scale)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    return torch.bmm(weights, keys[..., :rank])
+        weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(weights, keys.narrow(2, 0, rank))
 
 
 def _prefill(q: Tensor, cache: Tensor, row: PrefillRow, scale: float, rank: int) -> Tensor:

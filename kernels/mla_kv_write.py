@@ -3,46 +3,35 @@
 import torch
 from torch import Tensor
 
-from headrace.kernels.rms_norm import rms_norm, rms_norm_ref
+from headrace.kernels.rms_norm import NormWeight, rms_norm, rms_norm_ref
 from headrace.kernels.rope import rope, rope_ref
 
 
 def mla_kv_write(
-    kv_a: Tensor,
-    weight: Tensor,
-    rotation: Tensor,
-    slots: Tensor,
-    cache: Tensor,
-    eps: float,
-    interleaved: bool,
+    kv_a: Tensor, norm: NormWeight, rotation: Tensor, slots: Tensor, cache: Tensor, interleaved: bool
 ) -> None:
     """Write one row of one layer's cache per token.
 
     Args:
         kv_a: [T, C + R] latent and rotary key as projected.
-        weight: [C] of the latent's norm.
-        rotation: [T, R / 2, 2] float32, see `rope`.
+        norm: of the latent's C numbers.
+        rotation: [T, 1, R / 2] complex64, see `rope`.
         slots: [T] int64, block * block_size + offset; slots that repeat keep any one of the rows.
         cache: [blocks, block_size, C + R] of one layer, written.
     """
-    rank = weight.shape[0]
-    latent = rms_norm(kv_a[:, :rank], weight, eps)
-    key = rope(kv_a[:, None, rank:], rotation, interleaved)
-    row = torch.cat((latent, key.view(key.shape[0], -1)), -1)
-    cache.view(-1, row.shape[-1]).index_copy_(0, slots, row)
+    tokens, width = kv_a.shape
+    rank = norm.gain.shape[0]
+    latent, key = kv_a.split_with_sizes((rank, width - rank), 1)
+    turned = rope(key.unsqueeze(1), rotation, interleaved).view(tokens, -1)
+    row = torch.cat((rms_norm(latent, norm), turned), 1)
+    cache.view(-1, width).index_copy_(0, slots, row)
 
 
 def mla_kv_write_ref(
-    kv_a: Tensor,
-    weight: Tensor,
-    rotation: Tensor,
-    slots: Tensor,
-    cache: Tensor,
-    eps: float,
-    interleaved: bool,
+    kv_a: Tensor, norm: NormWeight, rotation: Tensor, slots: Tensor, cache: Tensor, interleaved: bool
 ) -> None:
-    rank, block_size = weight.shape[0], cache.shape[1]
-    latent = rms_norm_ref(kv_a[:, :rank], weight, eps)
+    rank, block_size = norm.gain.shape[0], cache.shape[1]
+    latent = rms_norm_ref(kv_a[:, :rank], norm)
     key = rope_ref(kv_a[:, None, rank:], rotation, interleaved)[:, 0]
     for token, slot in enumerate(slots.tolist()):
         cache[slot // block_size, slot % block_size, :rank] = latent[token]

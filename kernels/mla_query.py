@@ -12,14 +12,15 @@ def mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) ->
     Args:
         q: [T, H, N + R], without and with position.
         key_up: [H, N, C], the key half of kv_b_proj.
-        rotation: [T, R / 2, 2] float32, see `rope`.
+        rotation: [T, 1, R / 2] complex64, see `rope`.
 
     Returns:
         [T, H, C + R]: its product with a cache row is the score.
     """
     nope = key_up.shape[1]
-    latent = torch.bmm(q[..., :nope].transpose(0, 1), key_up).transpose(0, 1)
-    return torch.cat((latent, rope(q[..., nope:], rotation, interleaved)), -1)
+    plain, turning = q.split_with_sizes((nope, q.shape[2] - nope), 2)
+    latent = torch.bmm(plain.transpose(0, 1), key_up).transpose(0, 1)
+    return torch.cat((latent, rope(turning, rotation, interleaved)), 2)
 
 
 def mla_query_ref(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:

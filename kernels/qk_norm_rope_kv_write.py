@@ -5,26 +5,25 @@ Called by the GQA layer.
 
 from torch import Tensor
 
-from headrace.kernels.rms_norm import inverse_rms, rms_norm_ref
+from headrace.kernels.rms_norm import NormWeight, inverse_rms, rms_norm_ref
 from headrace.kernels.rope import rope, rope_ref
 
 
 def qk_norm_rope_kv_write(
     qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
+    q_norm: NormWeight,
+    k_norm: NormWeight,
     rotation: Tensor,
     slots: Tensor,
     cache: Tensor,
-    eps: float,
     interleaved: bool,
 ) -> Tensor:
     """Write one row of one layer's keys and values per token.
 
     Args:
         qkv: [T, (Hq + 2 Hkv) * D].
-        q_weight, k_weight: [D] of the per-head norms.
-        rotation: [T, D / 2, 2] float32, see `rope`.
+        q_norm, k_norm: of the D numbers of a head, with one epsilon.
+        rotation: [T, 1, D / 2] complex64, see `rope`.
         slots: [T] int64, block * block_size + offset; slots that repeat keep any one of the rows.
         cache: [2, blocks, block_size, Hkv, D] of one layer, written.
 
@@ -35,9 +34,10 @@ def qk_norm_rope_kv_write(
     states = qkv.view(qkv.shape[0], -1, dim)
     num_q = states.shape[1] - 2 * heads
     wide = states[:, : num_q + heads].float()
-    normed = (wide * inverse_rms(wide, eps)).to(qkv.dtype)
-    normed[:, :num_q].mul_(q_weight)
-    normed[:, num_q:].mul_(k_weight)
+    normed = wide * inverse_rms(wide, q_norm.eps_tensor)
+    normed = normed.to(qkv.dtype)
+    normed[:, :num_q].mul_(q_norm.gain)
+    normed[:, num_q:].mul_(k_norm.gain)
     turned = rope(normed, rotation, interleaved)
     rows = cache.view(2, -1, heads, dim)
     rows[0].index_copy_(0, slots, turned[:, num_q:])
@@ -47,19 +47,18 @@ def qk_norm_rope_kv_write(
 
 def qk_norm_rope_kv_write_ref(
     qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
+    q_norm: NormWeight,
+    k_norm: NormWeight,
     rotation: Tensor,
     slots: Tensor,
     cache: Tensor,
-    eps: float,
     interleaved: bool,
 ) -> Tensor:
     heads, dim = cache.shape[3:]
     q, k, v = qkv.view(qkv.shape[0], -1, dim).split((qkv.shape[1] // dim - 2 * heads, heads, heads), 1)
-    k = rope_ref(rms_norm_ref(k, k_weight, eps), rotation, interleaved)
+    k = rope_ref(rms_norm_ref(k, k_norm), rotation, interleaved)
     for token, slot in enumerate(slots.tolist()):
         place = (slot // cache.shape[2], slot % cache.shape[2])
         cache[0][place] = k[token]
         cache[1][place] = v[token]
-    return rope_ref(rms_norm_ref(q, q_weight, eps), rotation, interleaved)
+    return rope_ref(rms_norm_ref(q, q_norm), rotation, interleaved)

@@ -1,50 +1,68 @@
 """RMS norm (arXiv 1910.07467), alone and with the residual addition before it. Called by the model layers."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension, in float32 inside.
+@dataclass(frozen=True, slots=True)
+class NormWeight:
+    """What a norm needs beside its input: the gain [D], and the epsilon below the root."""
+
+    gain: Tensor
+    eps: float
+    eps_tensor: Tensor = field(init=False)  # [1] float32: adding a Python number costs three times as much
+
+    def __post_init__(self) -> None:
+        device = self.gain.device
+        object.__setattr__(self, "eps_tensor", torch.full((1,), self.eps, dtype=torch.float32, device=device))
+
+
+def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
+    """x / rms(x) * gain over the last dimension, in float32 inside.
 
     Args:
         x: [..., D].
-        weight: [D].
+        norm: of D numbers.
 
     Returns:
         [..., D] in x's dtype, a new tensor.
     """
     wide = x.float()
-    return (wide * inverse_rms(wide, eps)).to(x.dtype).mul_(weight)
+    normed = wide * inverse_rms(wide, norm.eps_tensor)
+    if x.dtype is not torch.float32:
+        normed = normed.to(x.dtype)
+    return normed.mul_(norm.gain)
 
 
-def rms_norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_ref(x: Tensor, norm: NormWeight) -> Tensor:
     wide = x.float()
-    wide = wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-    return wide.to(x.dtype) * weight
+    wide = wide / (wide.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()
+    return wide.to(x.dtype) * norm.gain
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, norm: NormWeight) -> Tensor:
     """residual += x in place; then the norm of it.
 
     Args:
         x: [T, D], the output of a sublayer.
         residual: [T, D], updated.
-        weight: [D].
+        norm: of D numbers.
 
     Returns:
         [T, D], a new tensor.
     """
-    return rms_norm(residual.add_(x), weight, eps)
+    return rms_norm(residual.add_(x), norm)
 
 
-def add_rms_norm_ref(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm_ref(x: Tensor, residual: Tensor, norm: NormWeight) -> Tensor:
     residual.copy_(residual + x)
-    return rms_norm_ref(residual, weight, eps)
+    return rms_norm_ref(residual, norm)
 
 
-def inverse_rms(x: Tensor, eps: float) -> Tensor:
+def inverse_rms(x: Tensor, eps_tensor: Tensor) -> Tensor:
     """[..., D] float32 -> [..., 1]: 1 / sqrt(mean(x^2) + eps)."""
-    # vector_norm reduces in one pass without storing the squares; the rest runs on one number a row.
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    # vector_norm reduces in one pass without storing the squares; the rest works on one number a row.
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(eps_tensor, length, length, value=1 / x.shape[-1]).rsqrt_()

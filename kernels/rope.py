@@ -9,25 +9,27 @@ def rope(x: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
 
     Args:
         x: [T, N, R] of N heads; the last dimension is contiguous.
-        rotation: [T, R / 2, 2] float32: cosine and sine of each pair's angle.
+        rotation: [T, 1, R / 2] complex64: cosine + i * sine of each pair's angle.
         interleaved: pairs are neighbours (2i, 2i + 1); else (i, i + R / 2).
 
     Returns:
         [T, N, R] in x's dtype, a new tensor; the order of the numbers is x's.
     """
     T, N, R = x.shape
-    if not interleaved:
-        cos, sin = rotation.unsqueeze(1).unbind(-1)
-        low, high = x.float().chunk(2, -1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(x.dtype)
-    # One complex product instead of four real ones and a shuffle.
-    pairs = torch.view_as_complex(x.float().view(T, N, R // 2, 2))
-    turned = pairs * torch.view_as_complex(rotation).unsqueeze(1)
-    return torch.view_as_real(turned).view(T, N, R).to(x.dtype)
+    wide = x.float()
+    if interleaved:
+        # One complex product instead of four real ones and a shuffle.
+        turned = torch.view_as_complex(wide.view(T, N, R // 2, 2)) * rotation
+        out = torch.view_as_real(turned).view(T, N, R)
+    else:
+        cos, sin = torch.view_as_real(rotation).unbind(-1)
+        low, high = wide.chunk(2, -1)
+        out = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    return out if x.dtype is torch.float32 else out.to(x.dtype)
 
 
 def rope_ref(x: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
-    cos, sin = rotation[:, None, :, 0], rotation[:, None, :, 1]
+    cos, sin = rotation.real, rotation.imag
     half = x.shape[-1] // 2
     first = slice(0, None, 2) if interleaved else slice(0, half)
     second = slice(1, None, 2) if interleaved else slice(half, None)

@@ -43,7 +43,7 @@ def route_sigmoid(
     ids = choice.topk(top_k, -1, sorted=False)[1]
     weights = scores.gather(1, ids)
     if normalize:
-        weights.div_(weights.sum(-1, keepdim=True).add_(WEIGHT_EPS))
+        weights.div_(weights.sum(-1, keepdim=True).clamp_min_(WEIGHT_EPS))
     return ids, weights if weight_scale == 1.0 else weights.mul_(weight_scale)
 
 
@@ -68,5 +68,5 @@ def route_sigmoid_ref(
         ids[token] = torch.tensor(sorted(experts, key=lambda e: row[e], reverse=True)[:top_k])
     weights = scores.gather(1, ids)
     if normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + WEIGHT_EPS)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=WEIGHT_EPS)
     return ids, weights * weight_scale

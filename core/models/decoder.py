@@ -12,9 +12,9 @@ from headrace.core.models.layer import Layer, build_layer
 from headrace.core.models.mtp import Mtp, build_mtp_module
 from headrace.core.models.rope_table import rope_table
 from headrace.core.models.step import begin_step
-from headrace.core.tensor_source import TensorSource, take
-from headrace.kernels.linear import linear
-from headrace.kernels.rms_norm import rms_norm
+from headrace.core.tensor_source import TensorSource, take, take_norm
+from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.rms_norm import NormWeight, rms_norm
 
 
 class Decoder:
@@ -26,7 +26,7 @@ class Decoder:
         *,
         embedding: Tensor,
         layers: tuple[Layer, ...],
-        norm: Tensor,
+        norm: NormWeight,
         head: Tensor,
         rope_table: Tensor,
         mtp: Mtp | None,
@@ -68,7 +68,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
-        return linear(rms_norm(hidden, self._norm, self.spec.norm_eps), self._head).float()
+        return linear(rms_norm(hidden, self._norm), self._head).float()
 
 
 def build_decoder(spec: ModelSpec, source: TensorSource, device: torch.device) -> Decoder:
@@ -78,10 +78,11 @@ def build_decoder(spec: ModelSpec, source: TensorSource, device: torch.device) -
         build_layer(source, f"model.layers.{i}.", spec, sparse=sparse)
         for i, sparse in enumerate(spec.moe_layers)
     )
-    norm = take(source, "model.norm.weight", spec.hidden_size)
+    norm = take_norm(source, "model.norm.weight", spec.hidden_size, spec.norm_eps)
     head = embedding
     if not spec.tied_embeddings:
         head = take(source, "lm_head.weight", spec.vocab_size, spec.hidden_size)
+    head = pack_linear(head)
     modules = tuple(
         build_mtp_module(source, f"model.layers.{spec.num_layers + i}.", spec) for i in range(spec.num_mtp)
     )

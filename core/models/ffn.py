@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.core.model_spec import ModelSpec, MoeSpec, RouterSpec
 from headrace.core.tensor_source import TensorSource, take, take_rows
 from headrace.kernels.experts import ExpertWeights, experts
-from headrace.kernels.linear import linear
+from headrace.kernels.linear import linear, pack_linear
 from headrace.kernels.route_sigmoid import route_sigmoid
 from headrace.kernels.route_softmax import route_softmax
 from headrace.kernels.silu_mul import silu_mul
@@ -52,8 +52,8 @@ class SparseFfn:
 
 def build_dense(source: TensorSource, prefix: str, hidden: int, size: int) -> DenseFfn:
     parts = ((f"{prefix}gate_proj.weight", size), (f"{prefix}up_proj.weight", size))
-    gate_up = take_rows(source, parts, hidden)
-    return DenseFfn(gate_up, take(source, f"{prefix}down_proj.weight", hidden, size))
+    down = take(source, f"{prefix}down_proj.weight", hidden, size)
+    return DenseFfn(pack_linear(take_rows(source, parts, hidden)), pack_linear(down))
 
 
 def build_sparse(source: TensorSource, prefix: str, hidden: int, moe: MoeSpec) -> SparseFfn:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from headrace.core.model_spec import GqaSpec, RopeSpec
 from headrace.core.models.step import Step
-from headrace.core.tensor_source import TensorSource, take, take_rows
+from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
 from headrace.kernels.gqa_attention import gqa_attention
-from headrace.kernels.linear import linear
+from headrace.kernels.linear import linear, pack_linear
 from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
+from headrace.kernels.rms_norm import NormWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,9 @@ class GqaAttention:
 
     spec: GqaSpec
     interleaved: bool
-    norm_eps: float
     qkv: Tensor  # [(Hq + 2 Hkv) * D, hidden]
-    q_norm: Tensor  # [D]
-    k_norm: Tensor  # [D]
+    q_norm: NormWeight  # [D]
+    k_norm: NormWeight  # [D]
     out: Tensor  # [hidden, Hq * D]
 
     def __call__(self, x: Tensor, step: Step, cache: Tensor) -> Tensor:
@@ -36,7 +36,6 @@ class GqaAttention:
             step.rotation,
             step.slots,
             cache,
-            self.norm_eps,
             self.interleaved,
         )
         return linear(gqa_attention(q, cache, step.plan, self.spec.scale), self.out)
@@ -55,9 +54,8 @@ def build_gqa(
     return GqaAttention(
         spec=gqa,
         interleaved=rope.interleaved,
-        norm_eps=norm_eps,
-        qkv=take_rows(source, parts, hidden),
-        q_norm=take(source, f"{prefix}q_norm.weight", gqa.head_dim),
-        k_norm=take(source, f"{prefix}k_norm.weight", gqa.head_dim),
-        out=take(source, f"{prefix}o_proj.weight", hidden, q_rows),
+        qkv=pack_linear(take_rows(source, parts, hidden)),
+        q_norm=take_norm(source, f"{prefix}q_norm.weight", gqa.head_dim, norm_eps),
+        k_norm=take_norm(source, f"{prefix}k_norm.weight", gqa.head_dim, norm_eps),
+        out=pack_linear(take(source, f"{prefix}o_proj.weight", hidden, q_rows)),
     )

@@ -12,18 +12,17 @@ from headrace.core.models.ffn import DenseFfn, SparseFfn, build_ffn
 from headrace.core.models.gqa import GqaAttention, build_gqa
 from headrace.core.models.mla import MlaAttention, build_mla
 from headrace.core.models.step import Step
-from headrace.core.tensor_source import TensorSource, take
-from headrace.kernels.rms_norm import add_rms_norm, rms_norm
+from headrace.core.tensor_source import TensorSource, take_norm
+from headrace.kernels.rms_norm import NormWeight, add_rms_norm, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Weights of one layer. A sublayer's output is added where the next norm reads: one operation for both."""
 
-    norm_eps: float
-    input_norm: Tensor  # [D]
+    input_norm: NormWeight  # [D]
     attention: MlaAttention | GqaAttention
-    post_norm: Tensor  # [D]
+    post_norm: NormWeight  # [D]
     ffn: DenseFfn | SparseFfn
 
     def __call__(self, residual: Tensor, pending: Tensor | None, step: Step, cache: Tensor) -> Tensor:
@@ -37,11 +36,9 @@ class Layer:
         Returns:
             [T, D] pending: the residual still lacks it.
         """
-        if pending is None:
-            x = rms_norm(residual, self.input_norm, self.norm_eps)
-        else:
-            x = add_rms_norm(pending, residual, self.input_norm, self.norm_eps)
-        x = add_rms_norm(self.attention(x, step, cache), residual, self.post_norm, self.norm_eps)
+        norm = self.input_norm
+        x = rms_norm(residual, norm) if pending is None else add_rms_norm(pending, residual, norm)
+        x = add_rms_norm(self.attention(x, step, cache), residual, self.post_norm)
         return self.ffn(x)
 
 
@@ -49,13 +46,12 @@ def build_layer(source: TensorSource, prefix: str, spec: ModelSpec, *, sparse: b
     """Fill one layer from the tensors below `prefix`."""
     hidden, attention = spec.hidden_size, f"{prefix}self_attn."
     return Layer(
-        norm_eps=spec.norm_eps,
-        input_norm=take(source, f"{prefix}input_layernorm.weight", hidden),
+        input_norm=take_norm(source, f"{prefix}input_layernorm.weight", hidden, spec.norm_eps),
         attention=(
             build_mla(source, attention, hidden, spec.attention, spec.rope)
             if isinstance(spec.attention, MlaSpec)
             else build_gqa(source, attention, hidden, spec.attention, spec.rope, spec.norm_eps)
         ),
-        post_norm=take(source, f"{prefix}post_attention_layernorm.weight", hidden),
+        post_norm=take_norm(source, f"{prefix}post_attention_layernorm.weight", hidden, spec.norm_eps),
         ffn=build_ffn(source, f"{prefix}mlp.", spec, sparse=sparse),
     )

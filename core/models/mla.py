@@ -9,13 +9,13 @@ from torch import Tensor
 
 from headrace.core.model_spec import MlaSpec, RopeSpec
 from headrace.core.models.step import Step
-from headrace.core.tensor_source import TensorSource, take, take_rows
-from headrace.kernels.linear import linear
+from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
+from headrace.kernels.linear import linear, pack_linear
 from headrace.kernels.mla_attention import mla_attention
 from headrace.kernels.mla_kv_write import mla_kv_write
 from headrace.kernels.mla_query import mla_query
 from headrace.kernels.mla_value import mla_value
-from headrace.kernels.rms_norm import rms_norm
+from headrace.kernels.rms_norm import NormWeight, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class MlaAttention:
     spec: MlaSpec
     interleaved: bool
     down: Tensor  # [Q + C + R, D]: queries (Q = H * (N + R)) or their latent (Q = q_lora_rank), then kv_a
-    q_norm: Tensor | None  # [Q] of the queries' latent
+    q_norm: NormWeight | None  # [Q] of the queries' latent
     q_up: Tensor | None  # [H * (N + R), Q]
-    kv_norm: Tensor  # [C]
+    kv_norm: NormWeight  # [C]
     key_up: Tensor  # [H, N, C]
     value_up: Tensor  # [H, C, V]
     out: Tensor  # [D, H * V]
@@ -36,20 +36,11 @@ class MlaAttention:
         """[T, D], one layer's cache [blocks, block_size, C + R] -> [T, D]."""
         s = self.spec
         projected = linear(x, self.down)
-        split = projected.shape[1] - s.latent_dim
-        mla_kv_write(
-            projected[:, split:],
-            self.kv_norm,
-            step.rotation,
-            step.slots,
-            cache,
-            s.lora_norm_eps,
-            self.interleaved,
-        )
-        q = projected[:, :split]
+        q, kv_a = projected.split_with_sizes((projected.shape[1] - s.latent_dim, s.latent_dim), 1)
+        mla_kv_write(kv_a, self.kv_norm, step.rotation, step.slots, cache, self.interleaved)
         if self.q_norm is not None and self.q_up is not None:
-            q = linear(rms_norm(q, self.q_norm, s.lora_norm_eps), self.q_up)
-        q = q.unflatten(1, (s.num_heads, s.nope_dim + s.rope_dim))
+            q = linear(rms_norm(q, self.q_norm), self.q_up)
+        q = q.view(-1, s.num_heads, s.nope_dim + s.rope_dim)
         queries = mla_query(q, self.key_up, step.rotation, self.interleaved)
         latent = mla_attention(queries, cache, step.plan, s.scale, s.kv_lora_rank)
         return linear(mla_value(latent, self.value_up), self.out)
@@ -58,24 +49,25 @@ class MlaAttention:
 def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope: RopeSpec) -> MlaAttention:
     """Fill one layer's attention from the tensors below `prefix`."""
     head = mla.nope_dim + mla.rope_dim
+    kv_part = (f"{prefix}kv_a_proj_with_mqa.weight", mla.latent_dim)
     q_norm = q_up = None
     if mla.q_lora_rank is None:
         q_part = (f"{prefix}q_proj.weight", mla.num_heads * head)
     else:
         q_part = (f"{prefix}q_a_proj.weight", mla.q_lora_rank)
-        q_norm = take(source, f"{prefix}q_a_layernorm.weight", mla.q_lora_rank)
-        q_up = take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank)
+        q_norm = take_norm(source, f"{prefix}q_a_layernorm.weight", mla.q_lora_rank, mla.lora_norm_eps)
+        q_up = pack_linear(take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank))
     kv_up = take(
         source, f"{prefix}kv_b_proj.weight", mla.num_heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank
     ).view(mla.num_heads, -1, mla.kv_lora_rank)
     return MlaAttention(
         spec=mla,
         interleaved=rope.interleaved,
-        down=take_rows(source, (q_part, (f"{prefix}kv_a_proj_with_mqa.weight", mla.latent_dim)), hidden),
+        down=pack_linear(take_rows(source, (q_part, kv_part), hidden)),
         q_norm=q_norm,
         q_up=q_up,
-        kv_norm=take(source, f"{prefix}kv_a_layernorm.weight", mla.kv_lora_rank),
+        kv_norm=take_norm(source, f"{prefix}kv_a_layernorm.weight", mla.kv_lora_rank, mla.lora_norm_eps),
         key_up=kv_up[:, : mla.nope_dim].contiguous(),
         value_up=kv_up[:, mla.nope_dim :].transpose(1, 2).contiguous(),
-        out=take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim),
+        out=pack_linear(take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim)),
     )

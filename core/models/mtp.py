@@ -12,20 +12,20 @@ from headrace.core.batch import Batch
 from headrace.core.model_spec import ModelSpec
 from headrace.core.models.layer import Layer, build_layer
 from headrace.core.models.step import begin_step
-from headrace.core.tensor_source import TensorSource, take
-from headrace.kernels.linear import linear
-from headrace.kernels.rms_norm import rms_norm
+from headrace.core.tensor_source import TensorSource, take, take_norm
+from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.rms_norm import NormWeight, rms_norm
 
 
 @dataclass(frozen=True, slots=True)
 class MtpModule:
     """Weights of one depth."""
 
-    embedding_norm: Tensor  # [D]
-    hidden_norm: Tensor  # [D]
+    embedding_norm: NormWeight  # [D]
+    hidden_norm: NormWeight  # [D]
     project: Tensor  # [D, 2D]: of [normed embedding; normed hidden state]
     layer: Layer
-    norm: Tensor  # [D], before the shared head
+    norm: NormWeight  # [D], before the shared head
 
 
 class Mtp:
@@ -52,10 +52,10 @@ class Mtp:
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden: Tensor, kv: Tensor, *, module: int = 0) -> Tensor:
         """See MtpHead.forward."""
-        weights, eps = self.modules[module], self._spec.norm_eps
+        weights = self.modules[module]
         step = begin_step(batch, kv, self._rope_table, self._spec)
         embedded = self._embedding.index_select(0, batch.token_ids)
-        pair = (rms_norm(embedded, weights.embedding_norm, eps), rms_norm(hidden, weights.hidden_norm, eps))
+        pair = (rms_norm(embedded, weights.embedding_norm), rms_norm(hidden, weights.hidden_norm))
         residual = linear(torch.cat(pair, -1), weights.project)
         pending = weights.layer(residual, None, step, kv[self._spec.num_layers + module])
         return residual.add_(pending)
@@ -63,7 +63,7 @@ class Mtp:
     @torch.inference_mode()
     def logits(self, hidden: Tensor, *, module: int = 0) -> Tensor:
         """See MtpHead.logits."""
-        normed = rms_norm(hidden, self.modules[module].norm, self._spec.norm_eps)
+        normed = rms_norm(hidden, self.modules[module].norm)
         return linear(normed, self._head).float()
 
 
@@ -71,9 +71,9 @@ def build_mtp_module(source: TensorSource, prefix: str, spec: ModelSpec) -> MtpM
     """Fill one depth from the tensors below `prefix`."""
     hidden = spec.hidden_size
     return MtpModule(
-        embedding_norm=take(source, f"{prefix}enorm.weight", hidden),
-        hidden_norm=take(source, f"{prefix}hnorm.weight", hidden),
-        project=take(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden),
+        embedding_norm=take_norm(source, f"{prefix}enorm.weight", hidden, spec.norm_eps),
+        hidden_norm=take_norm(source, f"{prefix}hnorm.weight", hidden, spec.norm_eps),
+        project=pack_linear(take(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden)),
         layer=build_layer(source, prefix, spec, sparse=spec.moe is not None),
-        norm=take(source, f"{prefix}shared_head.norm.weight", hidden),
+        norm=take_norm(source, f"{prefix}shared_head.norm.weight", hidden, spec.norm_eps),
     )

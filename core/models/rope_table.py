@@ -9,7 +9,7 @@ from headrace.core.model_spec import RopeSpec, YarnSpec
 
 
 def rope_table(rope: RopeSpec, max_position: int, device: torch.device) -> Tensor:
-    """[max_position, dim / 2, 2] float32: cosine, sine. Float32 throughout, as the models were trained."""
+    """[max_position, 1, dim / 2] complex64: cosine + i * sine. Float32 inside, as the models were trained."""
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
     frequencies = 1.0 / (rope.theta**exponents) / rope.linear_factor
     scale = 1.0
@@ -17,7 +17,7 @@ def rope_table(rope: RopeSpec, max_position: int, device: torch.device) -> Tenso
         frequencies = _yarn(rope, rope.yarn, frequencies)
         scale = rope.yarn.cos_sin_scale
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
-    return torch.stack((angles.cos() * scale, angles.sin() * scale), -1).to(device)
+    return torch.complex(angles.cos() * scale, angles.sin() * scale).unsqueeze(1).to(device)
 
 
 def _yarn(rope: RopeSpec, yarn: YarnSpec, frequencies: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from headrace.kernels.attention_plan import AttentionPlan, plan_attention
 class Step:
     """Per-step inputs of the attention layers."""
 
-    rotation: Tensor  # [T, R / 2, 2] float32: cosine and sine at each token's position
+    rotation: Tensor  # [T, 1, R / 2] complex64: cosine + i * sine at each token's position
     slots: Tensor  # [T] int64
     plan: AttentionPlan
 
