@@ -218,19 +218,21 @@ class GatewaySocket:
 
     def _read(self) -> None:
         """Read a batch; libzmq's descriptor is edge-triggered, so come back until there is no more."""
-        self._reading = False
+        more = True
         try:
             more = self._read_some()
-        except BaseException:
-            self._read_soon()
-            raise
-        if more:
-            self._read_soon()
+        finally:
+            if more:
+                self._read_soon()
 
     def _read_soon(self) -> None:
         if not self._reading:
             self._reading = True
-            self._loop.call_soon(self._read)
+            self._loop.call_soon(self._read_again)
+
+    def _read_again(self) -> None:
+        self._reading = False
+        self._read()
 
     def _read_some(self) -> bool:
         """Handle up to MAX_FRAMES_PER_WAKE frames; True if there may be more."""
