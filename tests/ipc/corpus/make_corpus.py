@@ -42,9 +42,6 @@ def shared() -> Frames:
         "malformed array-claims-4g": b"\xdd\xff\xff\xff\xff",
         "malformed nested-claims": b"\xdd\x00\x0f\xff\xff" * 200,
         "malformed deep-nesting": b"\x91" * 1024,
-        "malformed deep-maps": b"\x94\x14" + b"\x81\xa1a" * 300,
-        "malformed str-claims-4g": b"\x94\x01\x01\xdb\xff\xff\xff\xff",
-        "malformed bin-claims-4g": b"\x93\x05\xc6\xff\xff\xff\xff",
         "malformed header-cut": b"\xdc\x00",
         "unknown tag-0": pack([0]),
         "unknown tag-negative": pack([-1, 1]),
@@ -59,6 +56,9 @@ def shared() -> Frames:
 def to_engine() -> Frames:
     return {
         **shared(),
+        "malformed hello-deep-maps": b"\x94\x01" + b"\x81\xa1a" * 300,
+        "malformed hello-str-claims-4g": b"\x94\x01\x01\xdb\xff\xff\xff\xff",
+        "malformed ping-bin-claims-4g": b"\x92\x05\xc6\xff\xff\xff\xff",
         "malformed hello-utf8-surrogate": b"\x94\x01\x01\xa3\xed\xa0\x80\xa0",
         "malformed hello-utf8-overlong": b"\x94\x01\x01\xa2\xc0\xaf\xa0",
         "malformed hello-utf8-cut": b"\x94\x01\x01\xa1\xc3\xa0",
