@@ -19,9 +19,8 @@ from headrace.gateway.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-SEND_BUFFER = (
-    64 << 10
-)  # bytes in the kernel; its default hides megabytes from a stalled reader's back-pressure
+# Bytes in the kernel, set on the listening socket; its default hides megabytes from a reader's back-pressure.
+SEND_BUFFER = 64 << 10
 HIGH_WATER = 32 << 10  # bytes in the process before a stream counts as slow
 LOW_WATER = 8 << 10
 KEEP_ALIVE_S = 75.0  # idle connections; longer than most proxies keep theirs
