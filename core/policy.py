@@ -101,10 +101,9 @@ class Policy:
         if not roster.waiting or not roster.has_slot or not draft.budget:
             return
         now = self._clock()
-        owed = sum(self._blocks_missing(request) for request in roster.running if request.state is _PREFILL)
         while roster.waiting and roster.has_slot and draft.budget:
             request = roster.waiting.first
-            hit = self._find_place(request, owed)
+            hit = self._find_place(request)
             if hit is None:
                 break
             self._admit(request, hit, now)
@@ -113,7 +112,6 @@ class Policy:
             kv.reserve(request.table, start, end)
             self._add_row(draft, request, end - start)
             draft.entered.append(request)
-            owed += self._blocks_missing(request)
 
     def _admit(self, request: Request, hit: PrefixHit, now: float) -> None:
         num_computed, first = request.num_computed, request.first_scheduled is None
@@ -129,19 +127,19 @@ class Policy:
         if self._admissions % PROMOTE_EVERY == 0:
             self._roster.waiting.promote_oldest()
 
-    def _find_place(self, request: Request, owed: int) -> PrefixHit | None:
+    def _find_place(self, request: Request) -> PrefixHit | None:
         """What the cache has of a waiting request, if the whole of it can be admitted now.
 
-        It must fit beside the blocks that running prefills still need (`owed`) and one more for every running
-        request: to let it in and preempt somebody a few steps later would help nobody.
+        It must leave one block for every running request: to let it in and preempt somebody a few steps later
+        would help nobody. Running prefills need no more: while there is one, it uses up budget or blocks.
         """
         if request.in_flight:
             return None
         kv, roster, table = self._kv, self._roster, request.table
         while True:
             hit = NO_HIT if table.blocks else kv.match(table, request.cache_salt, request.token_ids)
-            needed = self._blocks_missing(request) - len(hit.blocks) + hit.cost
-            missing = needed + owed + len(roster.running) - kv.num_available
+            needed = kv.blocks_for(len(request.token_ids)) - len(table.blocks) - len(hit.blocks) + hit.cost
+            missing = needed + len(roster.running) - kv.num_available
             if missing <= 0:
                 return hit
             if missing > roster.kept_blocks(spared=request) or not roster.reclaim(spared=request):
@@ -180,6 +178,3 @@ class Policy:
         if request.first_token is None:
             self._counters.prompt_tokens += num_tokens
         self._kv.publish(table, request.cache_salt, request.token_ids, request.num_computed)
-
-    def _blocks_missing(self, request: Request) -> int:
-        return self._kv.blocks_for(len(request.token_ids)) - len(request.table.blocks)

@@ -170,7 +170,7 @@ class Scheduler:
                     finished.append(request)
                     roster.finish(request, reason)
                     continue
-                if known >= request.run_limit and not request.num_pending:
+                if known >= request.run_limit:
                     roster.park(request)
             else:
                 request.settle()

@@ -6,6 +6,7 @@ the KV pool, what was written there, and refuses to run a row whose context is n
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from headrace.core.kv_cache import KVCache
 from headrace.core.outcome import Outcome
@@ -80,14 +81,21 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], Fi
             return output, FinishReason.LENGTH
 
 
+class Cell(NamedTuple):
+    """The KV of one position. It depends on all tokens up to there, as the real one does."""
+
+    salt: str
+    position: int
+    token: int
+    history: int  # hash of the tokens before
+
+
 class FakeDevice:
     """Runs plans in order: copies, then every row's KV, then every row's attention, then sampling."""
 
     def __init__(self, block_size: int = BLOCK_SIZE) -> None:
         self._block_size = block_size
-        self._cells: dict[
-            tuple[int, int], tuple[str, int, int]
-        ] = {}  # what is written: (salt, position, token)
+        self._cells: dict[tuple[int, int], Cell] = {}
         self._slots: dict[int, tuple[Request, int]] = {}  # who has the slot, and the token it sampled last
 
     def run(self, plan: StepPlan) -> dict[str, tuple[int, ...]]:
@@ -116,7 +124,7 @@ class FakeDevice:
     def _cell(self, row: PlanRow, position: int) -> tuple[int, int]:
         return row.block_table[position // self._block_size], position % self._block_size
 
-    def _context(self, row: PlanRow) -> list[tuple[str, int, int]]:
+    def _context(self, row: PlanRow) -> list[Cell]:
         """What the row must find at each position, its own tokens included."""
         request, end = row.request, row.start + row.num_tokens
         holder, newest = self._slots[row.slot]
@@ -125,7 +133,11 @@ class FakeDevice:
         if len(tokens) < end:
             assert end == len(tokens) + 1, f"{request}: more than one token is unknown"
             tokens.append(newest)
-        return [(request.cache_salt, position, token) for position, token in enumerate(tokens)]
+        history, context = 0, []
+        for position, token in enumerate(tokens):
+            context.append(Cell(request.cache_salt, position, token, history))
+            history = hash((history, token))
+        return context
 
     def _sample(self, row: PlanRow) -> int:
         token = fake_token(row.request.sampling.seed, row.start + row.num_tokens)

@@ -61,6 +61,14 @@ def test_a_block_in_the_middle_is_not_found_without_those_before_it() -> None:
     assert match(kv, [7, *TOKENS[1:]]).num_tokens == 0
 
 
+def test_a_block_is_not_found_behind_another_beginning() -> None:
+    """Its tokens are the same, but what they attended to is not."""
+    kv = make_kv()
+    compute(kv, TOKENS[:8])
+    compute(kv, [1, 2, 3, 4])
+    assert match(kv, [1, 2, 3, 4, *TOKENS[4:9]]).num_tokens == 4
+
+
 def test_a_part_of_a_block_is_not_shared() -> None:
     kv = make_kv()
     compute(kv, TOKENS[:6])

@@ -181,6 +181,46 @@ def test_short_of_blocks_the_worst_class_and_in_it_the_youngest_yields(overlap: 
     assert_complete(scheduler, requests)
 
 
+def test_a_prompt_in_chunks_is_admitted_only_if_the_whole_of_it_fits() -> None:
+    scheduler = make_scheduler(num_blocks=11, max_num_batched_tokens=8)
+    loop = Loop(scheduler)
+    first, second = submit(scheduler, make_request("first", 8, max_tokens=4), make_request("second", 32))
+    loop.step()
+    loop.step()
+    assert scheduler.kv.num_available == 7, "its first chunk needs 2 blocks, the whole of it 8"
+    assert second.state is RequestState.WAITING
+    loop.drain()
+    assert scheduler.counters.preemptions == 0
+    assert_complete(scheduler, [first, second])
+
+
+def test_an_admission_leaves_one_block_for_each_running_request() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    loop = Loop(scheduler)
+    running, waiting = submit(
+        scheduler, make_request("a", 10, max_tokens=4), make_request("b", 8, max_tokens=1)
+    )
+    loop.step()
+    assert scheduler.kv.num_available == 2, "as many as the second one's prompt"
+    assert waiting.state is RequestState.WAITING
+    loop.drain()
+    assert scheduler.counters.preemptions == 0
+    assert_complete(scheduler, [running, waiting])
+
+
+def test_nobody_is_admitted_to_what_a_preempted_request_gave_up_in_the_same_step() -> None:
+    scheduler = make_scheduler(num_blocks=9)
+    loop = Loop(scheduler)
+    submit(scheduler, make_request("old", 11, max_tokens=20), make_request("young", 11, max_tokens=20))
+    plan = None
+    while not scheduler.counters.preemptions:
+        if not scheduler.num_waiting:
+            submit(scheduler, make_request("urgent", 14, priority=-1))
+        plan = loop.step()
+    assert plan is not None
+    assert not plan.entered
+
+
 def test_a_preempted_request_comes_back_before_others_of_its_class() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     loop = Loop(scheduler)
