@@ -60,6 +60,7 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.reject: tuple[str, str] | None = None
+        self.num_rejected = 0
         self.error_after: int | None = None  # a stream that has so many tokens ends with an error
         self.ready = True
         self.running: dict[int, Running] = {}
@@ -92,6 +93,7 @@ class FakeEngine:
     def send(self, message: ToEngine) -> bool:
         match message:
             case Submit() if self.reject is not None:
+                self.num_rejected += 1
                 rejected = Rejected(message.stream, *self.reject)
                 asyncio.get_running_loop().call_soon(self._on_message, rejected)
             case Submit():
