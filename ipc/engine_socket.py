@@ -110,6 +110,11 @@ class EngineSocket:
         """Counter: connections turned away for their CurveZMQ key."""
         return 0 if self._listener.gatekeeper is None else self._listener.gatekeeper.refused
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return bool(self._router.closed)
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, ToEngine]]:
         """Submit, Credit, Cancel and Goodbye messages that have come, with the gateway's routing id.
 
