@@ -1,0 +1,1 @@
+"""Measurements of the engine itself, without a gateway: `headrace bench engine`."""
