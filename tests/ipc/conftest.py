@@ -1,15 +1,22 @@
 """Sockets for the tests of the wire; everything opened is closed, and contexts end."""
 
-from collections.abc import Callable, Iterator
+from asyncio import AbstractEventLoop, new_event_loop
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 import zmq
 
 from headrace.ipc.engine_socket import EngineSocket
 from tests.ipc.peers import Peer
 from tests.ipc.samples import WELCOME, WIRE
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Both loops: they watch descriptors differently, and ZeroMQ's is edge-triggered."""
+    return {"asyncio": new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ class RawEngine:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router = self._context.socket(zmq.ROUTER)
         self.router.linger = 0
+        self.router.sndhwm = 0  # a test says all that it means to say
         self.router.bind(address)
 
     def hear(self) -> tuple[bytes, ToEngine]:
