@@ -77,7 +77,7 @@ class Child:
             if code == FATAL_EXIT:
                 return self._reason(ended)
             if quick_deaths >= self._policy.max_quick:
-                return self._reason(f"{ended}, its {quick_deaths}th quick death in a row")
+                return self._reason(f"{ended}, quick death {quick_deaths} in a row")
             delay = self._policy.delay_s(quick_deaths)
             self._echo(f"{ended}; starting it again in {delay:.2g} s")
             with suppress(TimeoutError):

@@ -31,12 +31,20 @@ def run_directory(wanted: str) -> Iterator[Path]:
     try:
         _prepare(path)
         with _lock(path):
-            for stale in (*path.glob("worker-*"), *path.glob("engine-*.sock")):
-                stale.unlink(missing_ok=True)
-            yield path
+            _sweep(path)
+            try:
+                yield path
+            finally:
+                _sweep(path)
     finally:
         if not wanted:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a service leaves behind; the configuration holds its API keys."""
+    for left in (path / CONFIG_NAME, *path.glob("worker-*"), *path.glob("engine-*.sock")):
+        left.unlink(missing_ok=True)
 
 
 def write_config(path: Path, config: Config) -> Path:
