@@ -3,8 +3,6 @@
 The worker makes one and adds health, metrics and the WebSocket to it.
 """
 
-from importlib.resources import files
-
 from aiohttp import web
 
 from headrace.config import Config
@@ -15,20 +13,10 @@ from headrace.gateway.cors import allow_origin, answer_preflight
 from headrace.gateway.dispatcher import Dispatcher
 from headrace.gateway.jobs import Jobs
 from headrace.gateway.openai.routes import Routes
+from headrace.gateway.page import add_page
 from headrace.gateway.stats import WorkerStats
 from headrace.gateway.text import Text
 
-PAGE_HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
-    # The page is one file: its own script and style, and requests to where it came from.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
 JOBS = web.AppKey("jobs", Jobs)
 KEYS = web.AppKey("keys", KeyRing)
 
@@ -60,14 +48,5 @@ def make_app(
     app.on_response_prepare.append(allow_origin(gateway.cors_origins))
     app.on_response_prepare.append(name_request)
     Routes(config, jobs, stats or WorkerStats()).add_to(app)
-    _add_page(app)
+    add_page(app)
     return app
-
-
-def _add_page(app: web.Application) -> None:
-    page = (files("headrace.gateway") / "static" / "index.html").read_bytes()
-
-    async def playground(_request: web.Request) -> web.Response:
-        return web.Response(body=page, headers=PAGE_HEADERS)
-
-    app.router.add_get("/", playground)

@@ -3,6 +3,8 @@
 import asyncio
 import gzip
 import json
+from base64 import b64encode
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -177,15 +179,20 @@ async def test_each_key_opens_and_names_its_tenant() -> None:
     assert "alpha" not in tenants[0], "a digest, not the key"
 
 
-async def test_the_page_needs_no_key() -> None:
+async def test_the_page_needs_no_key_and_may_load_nothing_from_elsewhere() -> None:
     async with serving(api_keys=KEYS) as service, service.session.get(service.url + "/") as response:
         assert response.status == 200
         assert response.content_type == "text/html"
         policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
         page = await response.text()
-    assert "http://" not in page.replace("http://www.w3.org/", "")
-    assert "https://" not in page, "no external resources"
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in policy
+    assert "http://" not in page
+    assert "https://" not in page
+    assert " style=" not in page, "the policy would refuse it"
+    assert " onclick=" not in page
 
 
 ORIGIN = "https://app.example"
