@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -38,12 +38,11 @@ def say(text: str, stop: bool = True) -> Callable[[Submit], Sequence[int]]:
 
 
 @dataclass
-class Service:
+class Gateway:
     """What a test needs of a running gateway."""
 
     url: str
     port: int
-    engine: FakeEngine
     dispatcher: Dispatcher
     stats: WorkerStats
     session: aiohttp.ClientSession
@@ -69,6 +68,13 @@ class Service:
             assert response.status == 200, await response.text()
             assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
             return parse_events(await response.read())
+
+
+@dataclass
+class Service(Gateway):
+    """A gateway and the fake engine behind it."""
+
+    engine: FakeEngine
 
 
 @dataclass
@@ -105,33 +111,44 @@ def parse_events(stream: bytes) -> list[SseEvent]:
 async def serving(
     answer: Callable[[Submit], Sequence[int]] | None = None,
     engine: FakeEngine | None = None,
-    text: Text | None = None,
-    **gateway: Any,
+    **settings: Any,
 ) -> AsyncIterator[Service]:
-    """A running service; on the way out no stream and no task may be left, or this waits for ever."""
-    before = asyncio.all_tasks()
+    """A running service in front of a fake engine; `settings` are GatewayConfig's."""
     engine = engine or FakeEngine(answer or say("Hello there."))
-    config = Config(
-        model=ModelConfig(path=str(embedded_model()), served_name=MODEL),
-        gateway=replace(GatewayConfig(), **gateway),
-    )
+    config = make_config(**settings)
     dispatcher = Dispatcher(["fake"], engine.connect, config.gateway.max_streams)
+    async with listening(config, dispatcher) as gateway:
+        yield Service(**vars(gateway), engine=engine)
+
+
+def make_config(**settings: Any) -> Config:
+    return Config(
+        model=ModelConfig(path=str(embedded_model()), served_name=MODEL), gateway=GatewayConfig(**settings)
+    )
+
+
+@asynccontextmanager
+async def listening(config: Config, dispatcher: Dispatcher) -> AsyncIterator[Gateway]:
+    """A gateway in front of the dispatcher's engines.
+
+    On the way out no stream and no task may be left, or this waits for ever.
+    """
+    before = asyncio.all_tasks()
     dispatcher.start()
     stats = WorkerStats()
-    app = make_app(config, dispatcher, text or embedded_text(), stats)
+    app = make_app(config, dispatcher, embedded_text(), stats)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
     await runner.setup()
     assert runner.server is not None
     listener = worker_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        connections(runner.server, config.gateway), sock=listener, backlog=BACKLOG
-    )
+    factory = connections(runner.server, config.gateway)
+    server = await loop.create_server(factory, sock=listener, backlog=BACKLOG)
     url = f"http://127.0.0.1:{port}"
     try:
-        async with aiohttp.ClientSession() as session:
-            yield Service(url, port, engine, dispatcher, stats, session, runner.server)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            yield Gateway(url, port, dispatcher, stats, session, runner.server)
     finally:
         server.close()
         await runner.cleanup()
