@@ -113,14 +113,12 @@ class KVCache:
         return PrefixHit(tuple(blocks), num_tokens, cost)
 
     def take(self, table: BlockTable, hit: PrefixHit) -> None:
-        """Refer to the blocks of a hit, found since the last allocation."""
+        """Refer to the blocks of a hit, found since the last allocation. Writing there takes a `reserve`."""
         assert not table.blocks, "take into a table that holds blocks"
         for block in hit.blocks:
             self._pool.share(block)
         table.blocks = list(hit.blocks)
         self._mark_published(table, len(hit.blocks))
-        # A hit that ends inside its last block writes there next, so that write must ask.
-        table.room = hit.num_tokens
 
     def fit(self, table: BlockTable, start: int, end: int) -> int:
         """The largest position up to `end` to which `reserve` can go now; `start` if nothing fits."""

@@ -75,10 +75,8 @@ def test_only_its_methods_write_a_request() -> None:
 def test_a_prompt_in_chunks_samples_on_its_last_chunk_only() -> None:
     request = make_request(prompt=6)
     request.admit(slot=0, num_computed=0, now=1.0)
-    assert not request.dispatch(4)
-    assert request.state is S.PREFILL
-    assert request.dispatch(2)
-    assert request.state is S.DECODE
+    history = [(request.dispatch(count), request.state) for count in (4, 2)]
+    assert history == [(False, S.PREFILL), (True, S.DECODE)]
     assert (request.num_computed, request.num_pending, request.in_flight) == (6, 1, 2)
 
 

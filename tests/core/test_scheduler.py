@@ -212,13 +212,12 @@ def test_nobody_is_admitted_to_what_a_preempted_request_gave_up_in_the_same_step
     scheduler = make_scheduler(num_blocks=9)
     loop = Loop(scheduler)
     submit(scheduler, make_request("old", 11, max_tokens=20), make_request("young", 11, max_tokens=20))
-    plan = None
+    while scheduler.kv.num_available:
+        loop.step()
+    submit(scheduler, make_request("urgent", 2, priority=-1))
     while not scheduler.counters.preemptions:
-        if not scheduler.num_waiting:
-            submit(scheduler, make_request("urgent", 14, priority=-1))
-        plan = loop.step()
-    assert plan is not None
-    assert not plan.entered
+        loop.step()
+    assert shape(loop.plans[-1]) == [("old", 16, 1)], "the 3 blocks left would have been enough"
 
 
 def test_a_preempted_request_comes_back_before_others_of_its_class() -> None:
@@ -434,6 +433,18 @@ def test_outcome_names_rows_tokens_and_ends() -> None:
     assert [plan.rows[e.row].request for e in outcome.emitted] == [short, long]
     assert outcome.finished == (short,)
     assert short.finish_reason is FinishReason.LENGTH
+
+
+def test_a_row_may_yield_several_tokens_and_those_after_the_end_are_dropped() -> None:
+    scheduler = make_scheduler()
+    (request,) = submit(scheduler, make_request("a", stop=[9]))
+    plan = scheduler.schedule()
+    assert plan is not None
+    outcome = scheduler.commit(plan, {"a": [5, 9, 6]})
+    assert [list(e.token_ids) for e in outcome.emitted] == [[5, 9]]
+    assert outcome.finished == (request,)
+    assert request.output_ids == [5, 9]
+    assert scheduler.counters.output_tokens == 2
 
 
 def test_output_made_elsewhere_is_continued() -> None:
