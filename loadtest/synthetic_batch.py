@@ -229,7 +229,7 @@ class SyntheticBatch:
             return
         for generation in generations:
             generation.state = "running"
-            if not generation.first_token:
+            if generation.first_token is None:
                 self._started.append(generation)
         rows = np.array([generation.row for generation in generations], np.int64)
         self._running = np.concatenate([self._running, rows])
@@ -264,8 +264,8 @@ class SyntheticBatch:
 
     def _finish(self, generation: Generation, reason: str, now: float) -> None:
         """Note the end for the gateway; nothing holds the generation any more."""
-        scheduled = generation.scheduled or now
-        first_token = generation.first_token or now
+        scheduled = now if generation.scheduled is None else generation.scheduled
+        first_token = now if generation.first_token is None else generation.first_token
         usage = Usage(
             prompt_tokens=len(generation.submit.prompt) // 4,
             cached_tokens=0,

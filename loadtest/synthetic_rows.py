@@ -58,6 +58,6 @@ class Generation:
     stops: NDArray[np.int32]  # those of its stop ids that can occur
     prefill: int  # tokens still to compute before the first new one
     arrival: float
-    scheduled: float = 0.0
-    first_token: float = 0.0
+    scheduled: float | None = None
+    first_token: float | None = None
     state: str = "waiting"  # waiting | prefill | running | parked | resuming
