@@ -203,3 +203,25 @@ def check_plan(plan: StepPlan) -> None:
     assert all(count > 1 for count in counts[plan.num_decodes :]), "a single row among the longer ones"
     assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows share a slot"
     assert set(plan.entered) <= {row.request for row in plan.rows}, "a request entered without a row"
+
+
+def submit(scheduler: Scheduler, *requests: Request) -> Sequence[Request]:
+    """The requests, queued in this order."""
+    for request in requests:
+        scheduler.submit(request)
+    return requests
+
+
+def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
+    """(request, start, query tokens) of each row."""
+    return [(row.request.request_id, row.start, row.num_tokens) for row in plan.rows] if plan else []
+
+
+def assert_complete(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    """All ended as the fake model would have it, and gave everything back."""
+    for request in requests:
+        assert (request.output_ids, request.finish_reason) == expected_output(
+            request, scheduler.max_model_len
+        )
+    assert not scheduler.has_work
+    assert scheduler.kv.num_used == 0
