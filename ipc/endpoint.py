@@ -85,6 +85,9 @@ def listen(address: str, wire: WireConfig, max_frame_bytes: int) -> Listener:
 
     ROUTER_MANDATORY makes a full or vanished peer an error of `send` where ROUTER would drop the message.
 
+    Whoever gets through the folder's mode (ipc) or the keys (tcp) can do no harm by what a frame holds, how large
+    or how many they are. One thing libzmq does not bound: a multipart message that never ends stays in memory.
+
     Raises:
         ConfigError: the address or the keys cannot work, or the address is taken.
     """

@@ -86,7 +86,7 @@ class GatewaySocket:
         self._heartbeat = Heartbeat(wire.heartbeat_s, wire.dead_after_s, clock())
         self._dialer: Dialer | None = None
         self._dialled_at = 0.0
-        self._backoff = Backoff(low_s=0.05, high_s=2.0, steady_s=1.0)
+        self._backoff = Backoff(low_s=0.05, high_s=1.0, steady_s=1.0)
         self._closed = False
         self._reading = False  # a read is scheduled
         self._timer: asyncio.TimerHandle | None = None

@@ -120,7 +120,7 @@ class SyntheticBatch:
         streams, owners = self._rows.stream[rows], self._rows.gateway[rows]
         messages = {
             self._gateways[owner]: step.message(self._step, streams, np.flatnonzero(owners == owner))
-            for owner in np.unique(owners).tolist()
+            for owner in np.flatnonzero(np.bincount(owners)).tolist()
         }
         self._settle(step)
         return self._with_finished(messages)
