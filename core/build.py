@@ -14,6 +14,7 @@ import torch
 from headrace.config import CacheConfig, Config, ConfigError
 from headrace.core.engine import Engine
 from headrace.core.execute import Executor
+from headrace.core.graphs import DecodeGraphs
 from headrace.core.kv_cache import KVCache
 from headrace.core.models.base import Model
 from headrace.core.prepare import Preparer
@@ -84,13 +85,20 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
             max_model_len,
         )
     pool = torch.zeros(model.kv_shape(num_blocks, block_size), dtype=model.dtype, device=model.device)
-    engine = Engine(
-        scheduler,
-        kv,
-        Preparer(config.scheduler.max_num_seqs, max_model_len, block_size, model.device),
-        Executor(model, pool, config.scheduler.max_num_seqs),
-        overlap=overlap,
-    )
+    max_num_seqs = config.scheduler.max_num_seqs
+    executor = Executor(model, pool, max_num_seqs)
+    if model.device.type == "cuda":
+        graphs = DecodeGraphs(
+            executor,
+            model,
+            pool,
+            max_num_seqs=max_num_seqs,
+            max_model_len=scheduler.max_model_len,
+            block_size=block_size,
+        )
+        executor.use_graphs(graphs)
+    preparer = Preparer(max_num_seqs, max_model_len, block_size)
+    engine = Engine(scheduler, kv, preparer, executor, overlap=overlap)
     return Built(
         engine=engine,
         model=model,

@@ -6,7 +6,7 @@ Owns nothing. It waits for the device, so the engine calls it when the next step
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.core.execute import Launched
+from headrace.core.launched import Launched
 from headrace.core.plan import StepPlan
 from headrace.core.request import FinishReason, Request
 from headrace.core.sampler import LogprobRows
@@ -38,7 +38,7 @@ class Output:
 def commit(plan: StepPlan, launched: Launched, scheduler: Scheduler) -> list[Output]:
     """Wait for `launched`, tell the scheduler what it chose, and say what is new."""
     sampling = [row for row in plan.rows if row.samples]
-    chosen: list[int] = launched.sampled.tokens.tolist() if launched.sampled else []
+    chosen, found = launched.read()
     outputs: list[Output] = []
     tokens: dict[str, tuple[int, ...]] = {}
     for row, token in zip(sampling, chosen, strict=True):
@@ -50,7 +50,7 @@ def commit(plan: StepPlan, launched: Launched, scheduler: Scheduler) -> list[Out
             outputs.append(Output(request, request.num_output, (), (), FinishReason.ERROR, message))
         tokens[request.request_id] = (token,)
     committed = scheduler.commit(plan, tokens)
-    logprobs = _logprobs(plan, launched) if launched.sampled and launched.sampled.logprobs else {}
+    logprobs = {} if found is None else _logprobs(plan, found)
     outputs += [
         Output(
             request=emitted.request,
@@ -64,11 +64,8 @@ def commit(plan: StepPlan, launched: Launched, scheduler: Scheduler) -> list[Out
     return outputs
 
 
-def _logprobs(plan: StepPlan, launched: Launched) -> Mapping[int, TokenLogprob]:
+def _logprobs(plan: StepPlan, found: LogprobRows) -> Mapping[int, TokenLogprob]:
     """By index in the plan's rows."""
-    assert launched.sampled is not None
-    found: LogprobRows | None = launched.sampled.logprobs
-    assert found is not None
     sampling = [(index, row) for index, row in enumerate(plan.rows) if row.samples]
     chosen, top_ids, top = found.chosen.tolist(), found.top_ids.tolist(), found.top.tolist()
     result: dict[int, TokenLogprob] = {}

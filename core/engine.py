@@ -9,8 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace.core.commit import Output, commit
-from headrace.core.execute import Executor, Launched
+from headrace.core.execute import Executor
 from headrace.core.kv_cache import KVCache
+from headrace.core.launched import Launched
 from headrace.core.plan import StepPlan
 from headrace.core.prepare import Preparer
 from headrace.core.request import FinishReason, Request

@@ -1,32 +1,43 @@
-"""The second verb of a step: turn a StepPlan into the tensors of one forward pass.
+"""The second verb of a step: turn a StepPlan into the numbers of one forward pass, still on the host.
 
-Owns the host arrays that are filled and the block tables by slot. Knows no model and no queues. The engine
-calls it right after `schedule`.
+Owns the block tables by slot. Knows no device, no model and no queues. The engine calls it right after `schedule`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from headrace.core.batch import Batch
 from headrace.core.plan import PlanRow, StepPlan
+
+Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Everything `execute` needs. S rows sample."""
+    """Everything `execute` needs. T query tokens, R rows, B blocks of the longest table, S rows that sample."""
 
-    batch: Batch
+    token_ids: Ints  # [T]; 0 where `unknown_at` points
+    positions: Ints  # [T]
+    slot_mapping: Ints  # [T]: block * block_size + offset
+    query_starts: Int32s  # [R + 1]
+    context_lens: Int32s  # [R]
+    block_tables: Int32s  # [R, B]
+    num_decodes: int
+    max_query_len: int
+    max_context_len: int
     copies: tuple[tuple[int, int], ...]  # (source, target) blocks
-    sample_at: Tensor  # [S] int64: index into the T query tokens
-    sample_slots: Tensor  # [S] int64
-    sample_slot_list: tuple[int, ...]  # the same, on the host
-    sample_positions: Tensor  # [S] int64: position of the token to choose
-    unknown_at: Tensor | None  # [U] int64: query tokens that only the device knows
-    unknown_slots: Tensor | None  # [U] int64: whose last token they are
+    sample_at: Ints  # [S]: index into the query tokens
+    sample_slots: Ints  # [S]
+    sample_positions: Ints  # [S]: position of the token to choose
+    unknown_at: Ints  # [U]: query tokens that only the device knows
+    unknown_slots: Ints  # [U]: whose last token they are
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class Preparer:
@@ -36,12 +47,10 @@ class Preparer:
         max_num_seqs: number of slots.
         max_model_len: positions of the longest request.
         block_size: tokens of a KV block.
-        device: where the model runs.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self._block_size = block_size
-        self._device = device
         width = -(-max_model_len // block_size)
         self._tables = np.zeros((max_num_seqs, width), dtype=np.int32)
         self._known = [0] * max_num_seqs  # leading entries of the row that are right
@@ -65,28 +74,22 @@ class Preparer:
         width = -(-int(ends.max()) // self._block_size)
         token_ids, unknown = _token_ids(rows, int(query_starts[-1]))
         sampling = np.fromiter((row.samples for row in rows), np.bool_, len(rows))
-        batch = Batch(
-            token_ids=self._send(token_ids),
-            positions=self._send(positions),
-            slot_mapping=self._send(
-                blocks.astype(np.int64) * self._block_size + positions % self._block_size
-            ),
-            query_starts=self._send(query_starts.astype(np.int32)),
-            context_lens=self._send(ends.astype(np.int32)),
-            block_tables=self._send(self._tables[slots, :width]),
+        return StepInputs(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=blocks.astype(np.int64) * self._block_size + positions % self._block_size,
+            query_starts=query_starts.astype(np.int32),
+            context_lens=ends.astype(np.int32),
+            block_tables=self._tables[slots, :width],
             num_decodes=plan.num_decodes,
             max_query_len=int(counts.max()),
             max_context_len=int(ends.max()),
-        )
-        return StepInputs(
-            batch=batch,
             copies=plan.copies,
-            sample_at=self._send(query_starts[1:][sampling] - 1),
-            sample_slots=self._send(slots[sampling]),
-            sample_slot_list=tuple(slots[sampling].tolist()),
-            sample_positions=self._send(ends[sampling]),
-            unknown_at=self._send(np.array([at for at, _ in unknown])) if unknown else None,
-            unknown_slots=self._send(np.array([slot for _, slot in unknown])) if unknown else None,
+            sample_at=query_starts[1:][sampling] - 1,
+            sample_slots=slots[sampling],
+            sample_positions=ends[sampling],
+            unknown_at=np.array([at for at, _ in unknown], np.int64),
+            unknown_slots=np.array([slot for _, slot in unknown], np.int64),
         )
 
     def _extend_table(self, row: PlanRow) -> None:
@@ -95,14 +98,8 @@ class Preparer:
             self._tables[row.slot, known:needed] = row.block_table[known:needed]
             self._known[row.slot] = needed
 
-    def _send(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return (
-            tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
-        )
 
-
-def _token_ids(rows: Sequence[PlanRow], num_tokens: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
+def _token_ids(rows: Sequence[PlanRow], num_tokens: int) -> tuple[Ints, list[tuple[int, int]]]:
     """[T] int64 known tokens, and (index, slot) of those that are still in flight."""
     token_ids = np.zeros(num_tokens, dtype=np.int64)
     unknown: list[tuple[int, int]] = []

@@ -80,8 +80,35 @@ class Sampler:
         self._enter_bias(slot, params)
         self._enter_minimum(slot, request)
 
+    def is_plain(self, slots: Sequence[int]) -> bool:
+        """No row asks for more than `choose` does."""
+        return all(
+            marks.isdisjoint(slots)
+            for marks in (self._penalised, self._biased, self._delayed, self._logprobs.keys())
+        )
+
+    def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Choose the token at `positions` of each row, by temperature and cuts alone; safe in a CUDA graph.
+
+        Args:
+            logits: [S, V] float32.
+            slots: [S] int64.
+            positions: [S] int64, index within its sequence of the token to choose.
+
+        Returns:
+            [S] int64; kernels.sample.INVALID_TOKEN where the logits held a NaN.
+        """
+        return sample(
+            logits,
+            self._temperature[slots],
+            self._top_k[slots],
+            self._top_p[slots],
+            self._min_p[slots],
+            random_uniform(self._seed[slots], positions, Purpose.SAMPLE),
+        )
+
     def sample(self, logits: Tensor, slots: Tensor, slot_list: Sequence[int], positions: Tensor) -> Sampled:
-        """Choose the token at `positions` of each row.
+        """`choose` with every rule of the rows, counted from then on, and with their log-probabilities.
 
         Args:
             logits: [S, V] float32; overwritten.
@@ -92,14 +119,7 @@ class Sampler:
         asked = tuple(row for row, slot in enumerate(slot_list) if slot in self._logprobs)
         raw = logits[list(asked)] if asked else None
         self._adjust(logits, slots, slot_list, positions)
-        tokens = sample(
-            logits,
-            self._temperature[slots],
-            self._top_k[slots],
-            self._top_p[slots],
-            self._min_p[slots],
-            random_uniform(self._seed[slots], positions, Purpose.SAMPLE),
-        )
+        tokens = self.choose(logits, slots, positions)
         if self._counts is not None and not self._penalised.isdisjoint(slot_list):
             self._counts[slots, tokens.clamp(min=0)] += 1
         logprobs = None

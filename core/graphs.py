@@ -1,0 +1,161 @@
+"""Recorded decode steps: one CUDA graph for each number of query tokens, sampling included.
+
+Owns the graphs and their static inputs. Knows no request. Built by core/build.py on a card, used by execute.py.
+"""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.core.batch import Batch
+from headrace.core.execute import Executor
+from headrace.core.models.base import Model
+from headrace.core.prepare import StepInputs
+
+STAGES = 2  # one is being filled while the copy out of the other may still be under way
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of query tokens worth a graph: 1, 2, 4, 8, then every 8 up to the largest batch."""
+    sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
+    return [*sizes, *range(8, max_num_seqs, 8), max_num_seqs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Static inputs of N rows, on the device or pinned on the host. Rows beyond the step's are padding."""
+
+    longs: (
+        Tensor  # [5, N] int64: token ids, positions, slot mapping, slots, 1 where the device knows the token
+    )
+    tables: Tensor  # [N, 1 + B] int32: context length, then the block table
+
+    def copy_from(self, other: "_Inputs", rows: int) -> None:
+        self.longs[:, :rows].copy_(other.longs[:, :rows], non_blocking=True)
+        self.tables[:rows].copy_(other.tables[:rows], non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # [N, V]
+    tokens: Tensor  # [N]
+
+
+class DecodeGraphs:
+    """Implements execute.py's StepGraphs for steps in which every row has one query token.
+
+    Padded rows have context length 1 on block 0, which nobody owns, and the sampler's spare slot. The graphs share
+    one memory pool, so they are recorded largest first, and the outputs of a replay last until the next one.
+
+    Args:
+        executor: whose model, KV pool, sampler and last tokens are recorded; it must outlive this.
+        model: the executor's.
+        kv: the executor's.
+        max_num_seqs: slots; the one behind them is the spare.
+        max_model_len: positions of the longest request.
+        block_size: tokens of a block.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        model: Model,
+        kv: Tensor,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self._executor = executor
+        self._model = model
+        self._kv = kv
+        self._spare = max_num_seqs
+        self._max_model_len = max_model_len
+        self._sizes = graph_sizes(max_num_seqs)
+        width = -(-max_model_len // block_size)
+        self._device_inputs = self._allocate(width, kv.device)
+        self._stages = [self._allocate(width, None) for _ in range(STAGES)]
+        self._sent = [torch.cuda.Event() for _ in range(STAGES)]
+        self._turn = 0
+        self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=kv.device)
+        self._recorded = self._record(self._sizes)
+
+    def fits(self, inputs: StepInputs) -> bool:
+        """See StepGraphs."""
+        rows = inputs.num_tokens
+        return inputs.num_decodes == rows == len(inputs.sample_at) and rows <= self._sizes[-1]
+
+    def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """See StepGraphs."""
+        rows = inputs.num_tokens
+        size = self._sizes[bisect.bisect_left(self._sizes, rows)]
+        stage = self._stages[self._turn]
+        self._sent[self._turn].synchronize()
+        self._fill(stage, inputs, size)
+        self._device_inputs.copy_from(stage, size)
+        self._sent[self._turn].record()
+        self._turn = (self._turn + 1) % STAGES
+        recorded = self._recorded[size]
+        recorded.graph.replay()
+        return recorded.logits[:rows], recorded.tokens[:rows]
+
+    def _allocate(self, width: int, device: torch.device | None) -> _Inputs:
+        rows = self._sizes[-1]
+        longs = torch.zeros(5, rows, dtype=torch.int64, device=device, pin_memory=device is None)
+        tables = torch.zeros(rows, 1 + width, dtype=torch.int32, device=device, pin_memory=device is None)
+        longs[3] = self._spare
+        tables[:, 0] = 1
+        return _Inputs(longs, tables)
+
+    def _fill(self, stage: _Inputs, inputs: StepInputs, size: int) -> None:
+        rows = inputs.num_tokens
+        longs, tables = stage.longs.numpy(), stage.tables.numpy()
+        for row, values in enumerate(
+            (inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sample_slots)
+        ):
+            longs[row, :rows] = values
+        longs[4, :rows] = 0
+        longs[4, inputs.unknown_at] = 1
+        longs[:, rows:size] = np.array([[0], [0], [0], [self._spare], [0]])
+        tables[:rows, 0] = inputs.context_lens
+        tables[:rows, 1 : 1 + inputs.block_tables.shape[1]] = inputs.block_tables
+        tables[rows:size, 0] = 1
+        tables[rows:size, 1] = 0
+
+    @torch.inference_mode()
+    def _record(self, sizes: Sequence[int]) -> dict[int, _Recorded]:
+        pool = torch.cuda.graph_pool_handle()
+        recorded: dict[int, _Recorded] = {}
+        for size in reversed(sizes):
+            self._step(size)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits, tokens = self._step(size)
+            recorded[size] = _Recorded(graph, logits, tokens)
+        return recorded
+
+    def _step(self, rows: int) -> tuple[Tensor, Tensor]:
+        """What is recorded: exactly the executor's step, with the unknown tokens looked up by slot."""
+        given, positions, slot_mapping, slots, unknown = self._device_inputs.longs[:, :rows].unbind(0)
+        last_token = self._executor.last_token
+        batch = Batch(
+            token_ids=torch.where(unknown > 0, last_token[slots], given),
+            positions=positions,
+            slot_mapping=slot_mapping,
+            query_starts=self._starts[: rows + 1],
+            context_lens=self._device_inputs.tables[:rows, 0],
+            block_tables=self._device_inputs.tables[:rows, 1:],
+            num_decodes=rows,
+            max_query_len=1,
+            max_context_len=self._max_model_len,
+        )
+        logits = self._model.logits(self._model.forward(batch, self._kv))
+        tokens = self._executor.sampler.choose(logits, slots, positions + 1)
+        last_token[slots] = tokens.clamp(min=0)
+        return logits, tokens
