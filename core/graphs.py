@@ -32,11 +32,13 @@ class _Inputs:
     longs: (
         Tensor  # [5, N] int64: token ids, positions, slot mapping, slots, 1 where the device knows the token
     )
-    tables: Tensor  # [N, 1 + B] int32: context length, then the block table
+    context_lens: Tensor  # [N] int32
+    block_tables: Tensor  # [N, B] int32
 
     def copy_from(self, other: "_Inputs", rows: int) -> None:
         self.longs[:, :rows].copy_(other.longs[:, :rows], non_blocking=True)
-        self.tables[:rows].copy_(other.tables[:rows], non_blocking=True)
+        self.context_lens[:rows].copy_(other.context_lens[:rows], non_blocking=True)
+        self.block_tables[:rows].copy_(other.block_tables[:rows], non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,14 @@ class DecodeGraphs:
     def _allocate(self, width: int, device: torch.device | None) -> _Inputs:
         rows = self._sizes[-1]
         longs = torch.zeros(5, rows, dtype=torch.int64, device=device, pin_memory=device is None)
-        tables = torch.zeros(rows, 1 + width, dtype=torch.int32, device=device, pin_memory=device is None)
+        lengths = torch.ones(rows, dtype=torch.int32, device=device, pin_memory=device is None)
+        tables = torch.zeros(rows, width, dtype=torch.int32, device=device, pin_memory=device is None)
         longs[3] = self._spare
-        tables[:, 0] = 1
-        return _Inputs(longs, tables)
+        return _Inputs(longs, lengths, tables)
 
     def _fill(self, stage: _Inputs, inputs: StepInputs, size: int) -> None:
         rows = inputs.num_tokens
-        longs, tables = stage.longs.numpy(), stage.tables.numpy()
+        longs, lengths, tables = stage.longs.numpy(), stage.context_lens.numpy(), stage.block_tables.numpy()
         for row, values in enumerate(
             (inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sample_slots)
         ):
@@ -122,10 +124,10 @@ class DecodeGraphs:
         longs[4, :rows] = 0
         longs[4, inputs.unknown_at] = 1
         longs[:, rows:size] = np.array([[0], [0], [0], [self._spare], [0]])
-        tables[:rows, 0] = inputs.context_lens
-        tables[:rows, 1 : 1 + inputs.block_tables.shape[1]] = inputs.block_tables
-        tables[rows:size, 0] = 1
-        tables[rows:size, 1] = 0
+        lengths[:rows] = inputs.context_lens
+        lengths[rows:size] = 1
+        tables[:rows, : inputs.block_tables.shape[1]] = inputs.block_tables
+        tables[rows:size, 0] = 0
 
     @torch.inference_mode()
     def _record(self, sizes: Sequence[int]) -> dict[int, _Recorded]:
@@ -149,8 +151,8 @@ class DecodeGraphs:
             positions=positions,
             slot_mapping=slot_mapping,
             query_starts=self._starts[: rows + 1],
-            context_lens=self._device_inputs.tables[:rows, 0],
-            block_tables=self._device_inputs.tables[:rows, 1:],
+            context_lens=self._device_inputs.context_lens[:rows],
+            block_tables=self._device_inputs.block_tables[:rows],
             num_decodes=rows,
             max_query_len=1,
             max_context_len=self._max_model_len,
