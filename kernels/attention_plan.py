@@ -1,12 +1,15 @@
 """What a step's attention calls share over all layers: which rows, which blocks, which masks.
 
-Made once per step from the batch's tensors. Called by the model; read by the attention operations.
+Made once per step from the batch's tensors. Called by the model; read by the attention operations. On a card
+the rows stay on the device (`paged`); on the CPU they are divided into calls of dense operations.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from headrace.kernels.paged_plan import PagedPlan, plan_paged
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,9 @@ class DecodeGroup:
     num_rows: int
     block_ids: Tensor  # [G * n] int64: n blocks for each row
     length: int  # of the longest context
+    padding: (
+        Tensor | None
+    )  # [P] int64: cells of the G * n blocks, counted in tokens, that are not the row's own
     mask: Tensor  # float32, 0 or -inf: [G, 1, length]; [1, 1, 1] of 0 where all contexts are `length` long
 
 
@@ -38,14 +44,55 @@ class AttentionPlan:
     query_starts: Tensor  # [R + 1] int32
     context_lens: Tensor  # [R] int32
     block_tables: Tensor  # [R, B] int32
-    decodes: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillRow, ...]
+    decodes: tuple[DecodeGroup, ...] = ()
+    prefills: tuple[PrefillRow, ...] = ()
+    paged: PagedPlan | None = None  # for the device kernels
 
 
 def plan_attention(
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    num_decodes: int,
+    block_size: int,
+    max_query_len: int,
+    max_context_len: int,
+    split_size: int | None = None,
+) -> AttentionPlan:
+    """Divide a step's rows. The arguments are fields of core.batch.Batch.
+
+    Args:
+        num_decodes: the first rows, with one query token each.
+        max_query_len, max_context_len: on a card bounds will do: a step that is captured once gives those of
+            every replay.
+        split_size: on a card, positions of a part of a split context; a multiple of 64. Results then do not
+            depend on which other rows there are.
+    """
+    if query_starts.device.type == "cpu":
+        return _plan_dense(query_starts, context_lens, block_tables, num_decodes, block_size)
+    return plan_device(
+        query_starts, context_lens, block_tables, num_decodes, max_query_len, max_context_len, split_size
+    )
+
+
+def plan_device(
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    num_decodes: int,
+    max_query_len: int,
+    max_context_len: int,
+    split_size: int | None = None,
+) -> AttentionPlan:
+    """The plan of the device kernels; reads no tensor, so that it never waits and can be captured."""
+    rows = context_lens.shape[0]
+    paged = plan_paged(rows, num_decodes, max_query_len, max_context_len, query_starts.device, split_size)
+    return AttentionPlan(query_starts, context_lens, block_tables, paged=paged)
+
+
+def _plan_dense(
     query_starts: Tensor, context_lens: Tensor, block_tables: Tensor, num_decodes: int, block_size: int
 ) -> AttentionPlan:
-    """Divide a step's rows; the first `num_decodes` have one token. The arguments are fields of core.batch.Batch."""
     lengths: list[int] = context_lens.tolist()
     tables = block_tables.long()
     groups = _decode_groups(lengths, num_decodes, block_size)
@@ -75,13 +122,15 @@ def _decode_group(
     longest = max(lengths[row] for row in rows)
     needed = _blocks(longest, block_size)
     index = None if alone else torch.tensor(rows, device=tables.device)
-    mask = torch.zeros(1, 1, 1, device=tables.device)
+    padding, mask = None, torch.zeros(1, 1, 1, device=tables.device)
     if any(lengths[row] != longest for row in rows):
         own = context_lens if index is None else context_lens.index_select(0, index)
-        beyond = torch.arange(longest, device=tables.device) >= own.view(-1, 1, 1)
-        mask = mask.expand(beyond.shape).masked_fill(beyond, float("-inf"))
+        beyond = torch.arange(needed * block_size, device=tables.device) >= own.view(-1, 1)
+        padding = beyond.flatten().nonzero().flatten()
+        outside = beyond[:, None, :longest]
+        mask = mask.expand(outside.shape).masked_fill(outside, float("-inf"))
     chosen = tables if index is None else tables.index_select(0, index)
-    return DecodeGroup(index, len(rows), chosen[:, :needed].flatten(), longest, mask)
+    return DecodeGroup(index, len(rows), chosen[:, :needed].flatten(), longest, padding, mask)
 
 
 def _prefill_rows(

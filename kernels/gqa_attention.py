@@ -22,6 +22,8 @@ def gqa_attention(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -
     Returns:
         [T, Hq * D].
     """
+    if q.is_cuda:
+        return gqa_attention_paged(q, cache, plan, scale)
     if not plan.prefills and len(plan.decodes) == 1:
         return _decode(q, cache, plan.decodes[0], scale)
     out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -33,11 +35,29 @@ def gqa_attention(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -
     return out
 
 
+def gqa_attention_paged(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """The same by the device kernels: one launch for the short rows, one for the long ones."""
+    from headrace.kernels.gqa_decode import gqa_decode
+    from headrace.kernels.gqa_prefill import gqa_prefill
+
+    assert plan.paged is not None, "the plan was made for the CPU"
+    out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+    if plan.paged.num_short:
+        gqa_decode(q, cache, plan, scale, out)
+    if plan.paged.num_long:
+        gqa_prefill(q, cache, plan, scale, out)
+    return out
+
+
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
     """[G, Hq, D] -> [G, Hq * D]. The query heads of one key-value head are the queries of one call."""
     heads, dim = cache.shape[3:]
-    stored = cache.index_select(1, group.block_ids).view(2, group.num_rows, -1, heads, dim)
-    keys, values = stored[:, :, : group.length].transpose(2, 3).unbind(0)
+    stored = cache.index_select(1, group.block_ids)
+    if group.padding is not None:
+        # A cell that nobody wrote may hold NaN, and 0 * NaN would reach the sum.
+        stored.view(2, -1, heads, dim).index_fill_(1, group.padding, 0.0)
+    rows = stored.view(2, group.num_rows, -1, heads, dim)[:, :, : group.length]
+    keys, values = rows.transpose(2, 3).unbind(0)
     mask = group.mask.unsqueeze(1).to(q.dtype) if group.mask.numel() > 1 else None
     queries = q.view(group.num_rows, heads, -1, dim)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).flatten(1)

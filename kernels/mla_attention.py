@@ -23,6 +23,8 @@ def mla_attention(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, r
     Returns:
         [T, H, C].
     """
+    if q.is_cuda:
+        return mla_attention_paged(q, cache, plan, scale, rank)
     if not plan.prefills and len(plan.decodes) == 1:
         return _decode(q, cache, plan.decodes[0], scale, rank)
     out = q.new_empty(q.shape[0], q.shape[1], rank)
@@ -34,10 +36,26 @@ def mla_attention(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, r
     return out
 
 
+def mla_attention_paged(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, rank: int) -> Tensor:
+    """The same by the device kernels: one launch for the short rows, one for the long ones."""
+    from headrace.kernels.mla_decode import mla_decode, mla_prefill
+
+    assert plan.paged is not None, "the plan was made for the CPU"
+    out = q.new_empty(q.shape[0], q.shape[1], rank)
+    if plan.paged.num_short:
+        mla_decode(q, cache, plan, scale, rank, out)
+    if plan.paged.num_long:
+        mla_prefill(q, cache, plan, scale, rank, out)
+    return out
+
+
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float, rank: int) -> Tensor:
     """[G, H, C + R] -> [G, H, C]. The heads of a row are the queries of one product."""
-    keys = cache.index_select(0, group.block_ids).view(group.num_rows, -1, q.shape[2])
-    keys = keys.narrow(1, 0, group.length)
+    stored = cache.index_select(0, group.block_ids)
+    if group.padding is not None:
+        # A cell that nobody wrote may hold NaN, and 0 * NaN would reach the sum.
+        stored.view(-1, q.shape[2]).index_fill_(0, group.padding, 0.0)
+    keys = stored.view(group.num_rows, -1, q.shape[2]).narrow(1, 0, group.length)
     if q.dtype is torch.float32:
         weights = torch.baddbmm(group.mask, q, keys.transpose(1, 2), alpha=scale).softmax(-1)
     else:
