@@ -1,14 +1,42 @@
-"""One thread: OpenMP's threads wait for each other wherever other work shares their cores."""
+"""Kernel tests: Triton's interpreter where no card is, outputs poisoned, random numbers repeatable."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+# Read by triton.jit when a kernel's module is imported, which the operations put off until they need it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(42)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel forgets to write is NaN, or a number no test expects."""
+
+    def poisoning(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def poisoned(*args: Any, **kwargs: Any) -> Tensor:
+            out = make(*args, **kwargs)
+            if out.dtype.is_floating_point and out.element_size() > 1:
+                return out.fill_(float("nan"))
+            if out.dtype in {torch.int32, torch.int64}:
+                return out.fill_(-123456)
+            return out
+
+        return poisoned
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))
