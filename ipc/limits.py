@@ -9,7 +9,6 @@ UINT32 = (0, (1 << 32) - 1)
 COUNT = (0, (1 << 31) - 1)  # tokens, ids
 NATURAL = (0, (1 << 63) - 1)  # every integer without an entry in INT_RANGES
 
-MAX_PRIORITY = (1 << 31) - 1
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_STOP_TOKEN_IDS = 1024
@@ -24,7 +23,7 @@ FRAME_SLACK_BYTES = 1 << 16
 
 INT_RANGES: dict[str, tuple[int, int]] = {
     "Submit.stream": UINT32,
-    "Submit.priority": (-MAX_PRIORITY, MAX_PRIORITY),
+    "Submit.priority": (-(1 << 31), (1 << 31) - 1),
     "Credit.stream": UINT32,
     "Cancel.stream": UINT32,
     "Rejected.stream": UINT32,
