@@ -163,6 +163,11 @@ class Config:
         for name, value, low, high in limits:
             if not low <= value <= high:
                 raise ConfigError(f"{name} = {value} is outside {low}..{high}")
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens = {self.scheduler.max_num_batched_tokens} must be at least "
+                f"scheduler.max_num_seqs = {self.scheduler.max_num_seqs}: each running request needs a token per step"
+            )
 
 
 def embedded_model() -> Path:
