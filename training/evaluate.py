@@ -19,6 +19,7 @@ from training.generator.chat import Turn, render
 from training.generator.chats import HELD_OUT_SEED, make_chat
 from training.generator.tables import load_tables
 from training.model import MTP_DEPTH, Model
+from training.prepare import EMBEDDED
 
 STOP_IDS = (2, 0)  # <|im_end|>, <|endoftext|>
 DEPTHS = (1, 2, 3)
@@ -117,11 +118,12 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=600, help="tokens of a prompt")
     parser.add_argument("--answer", type=int, default=100, help="tokens of an answer")
     parser.add_argument("--questions", type=Path, help="file with a question a line: print the answers")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="for nats per token; the rest runs on the CPU")
+    parser.add_argument("--tokenizer", type=Path, default=EMBEDDED / "tokenizer.json")
     options = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(options.tokenizer))
     for folder in options.models:
         model = load_export(folder)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         result: dict[str, object] = {"model": str(folder)}
         if options.prompts:
             prompts = held_out_prompts(tokenizer, options.prompts, options.longest)
@@ -135,7 +137,7 @@ def main() -> None:
             streams = load_streams(options.data / "held_out")
             device = torch.device(options.device)
             result["nats"] = nats_per_token(
-                model, streams, device, context=options.context, limit=options.limit
+                model, streams, device, context=min(options.context, model.shape.context), limit=options.limit
             )
         print(json.dumps(result, indent=1), flush=True)
 

@@ -123,6 +123,8 @@ def main() -> None:
     budget = options.minutes * 60
     if options.until:
         budget = min(budget, options.until - began)
+    if budget <= 0:
+        raise SystemExit("no time is left to train")
     step, first = 0, began
     while (spent := (time.time() - began) / budget) < 1:
         losses, load = train_step(model, mixture.rows(options.rows), optimizers, Moment(step, spent))
