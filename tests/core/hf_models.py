@@ -171,7 +171,8 @@ def _dequantised(path: Path, settings: dict[str, Any]) -> dict[str, Tensor]:
 
 def _fused(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Stack the experts as transformers 5 holds them."""
-    out, experts = {}, {}
+    out: dict[str, Tensor] = {}
+    experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     for name, weight in weights.items():
         before, dot, after = name.partition(".experts.")
         if not dot:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headrace.config import LoadFormat
 from headrace.core import dummy
 from headrace.core.dummy import DummySource
 from headrace.core.hf_config import read_spec
@@ -26,8 +27,8 @@ SHARD = "model-00001-of-00001.safetensors"
 DOWN = "model.layers.2.mlp.experts.5.down_proj.weight"
 
 
-def load(path: Path, **settings: int) -> Model:
-    return load_model(path, dtype=torch.float32, device=CPU, **settings)
+def load(path: Path, *, load_format: LoadFormat = "safetensors", seed: int = 0) -> Model:
+    return load_model(path, dtype=torch.float32, device=CPU, load_format=load_format, seed=seed)
 
 
 def logits(model: Model) -> Tensor:
@@ -62,7 +63,7 @@ def test_every_file_layout_gives_the_same_model(small_path: Path, folder: Path, 
     tensors = load_file(folder / SHARD)
     (folder / SHARD).unlink()
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for part in range(3):
         file = f"part-{part}.safetensors"
         save_file({name: tensors[name] for name in names[part::3]}, folder / file)

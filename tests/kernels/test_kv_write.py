@@ -60,12 +60,12 @@ def test_qk_norm_rope_kv_write(
 ) -> None:
     q_heads, kv_heads = heads
     qkv = normal(tokens, (q_heads + 2 * kv_heads) * 16, dtype=dtype, device=device)
-    norms = [NormWeight(normal(16, dtype=dtype, device=device), 1e-6) for _ in range(2)]
+    q_norm, k_norm = (NormWeight(normal(16, dtype=dtype, device=device), 1e-6) for _ in range(2))
     rotation = rotations(tokens, 8, device)
     slots = torch.randperm(BLOCKS * BLOCK_SIZE, device=device)[:tokens]
     shape = (2, BLOCKS, BLOCK_SIZE, kv_heads, 16)
     found, expected = (poisoned(*shape, dtype=dtype, device=device) for _ in range(2))
-    q = qk_norm_rope_kv_write(qkv, *norms, rotation, slots, found, interleaved)
-    q_ref = qk_norm_rope_kv_write_ref(qkv, *norms, rotation, slots, expected, interleaved)
+    q = qk_norm_rope_kv_write(qkv, q_norm, k_norm, rotation, slots, found, interleaved)
+    q_ref = qk_norm_rope_kv_write_ref(qkv, q_norm, k_norm, rotation, slots, expected, interleaved)
     assert_close("query", q, q_ref)
     assert_same_cells(found, expected)

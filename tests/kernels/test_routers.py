@@ -25,12 +25,12 @@ def dense(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> torch.Tenso
 def test_route_sigmoid(
     tokens: int, dtype: torch.dtype, choice: tuple[int, int, int, int], normalize: bool, device: torch.device
 ) -> None:
-    experts, *rest = choice
+    experts, top_k, groups, chosen = choice
     x = normal(tokens, 32, dtype=dtype, device=device)
     gate = normal(experts, 32, dtype=torch.float32, device=device, scale=0.2)
     bias = normal(experts, dtype=torch.float32, device=device, scale=0.2)
-    found = dense(*route_sigmoid(x, gate, bias, *rest, normalize, 2.5), experts)
-    expected = dense(*route_sigmoid_ref(x, gate, bias, *rest, normalize, 2.5), experts)
+    found = dense(*route_sigmoid(x, gate, bias, top_k, groups, chosen, normalize, 2.5), experts)
+    expected = dense(*route_sigmoid_ref(x, gate, bias, top_k, groups, chosen, normalize, 2.5), experts)
     assert_close("gates", found, expected)
 
 
@@ -41,11 +41,11 @@ def test_route_sigmoid(
 def test_route_softmax(
     tokens: int, dtype: torch.dtype, choice: tuple[int, int, int, int], normalize: bool, device: torch.device
 ) -> None:
-    experts, *rest = choice
+    experts, top_k, groups, chosen = choice
     x = normal(tokens, 32, dtype=dtype, device=device)
     gate = normal(experts, 32, dtype=torch.float32, device=device, scale=0.2)
-    found = dense(*route_softmax(x, gate, *rest, normalize, 1.0), experts)
-    expected = dense(*route_softmax_ref(x, gate, *rest, normalize, 1.0), experts)
+    found = dense(*route_softmax(x, gate, top_k, groups, chosen, normalize, 1.0), experts)
+    expected = dense(*route_softmax_ref(x, gate, top_k, groups, chosen, normalize, 1.0), experts)
     assert_close("gates", found, expected)
 
 
