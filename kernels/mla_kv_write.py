@@ -19,6 +19,11 @@ def mla_kv_write(
         slots: [T] int64, block * block_size + offset; slots that repeat keep any one of the rows.
         cache: [blocks, block_size, C + R] of one layer, written.
     """
+    if kv_a.is_cuda:
+        from headrace.kernels.mla_kv_write_triton import launch_mla_kv_write
+
+        launch_mla_kv_write(kv_a, norm, rotation, slots, cache, interleaved)
+        return
     tokens, width = kv_a.shape
     rank = norm.gain.shape[0]
     latent, key = kv_a.split_with_sizes((rank, width - rank), 1)

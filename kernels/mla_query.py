@@ -17,6 +17,10 @@ def mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) ->
     Returns:
         [T, H, C + R]: its product with a cache row is the score.
     """
+    if q.is_cuda:
+        from headrace.kernels.mla_query_triton import launch_mla_query
+
+        return launch_mla_query(q, key_up, rotation, interleaved)
     nope = key_up.shape[1]
     plain, turning = q.split_with_sizes((nope, q.shape[2] - nope), 2)
     latent = torch.bmm(plain.transpose(0, 1), key_up).transpose(0, 1)

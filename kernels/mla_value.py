@@ -6,6 +6,10 @@ from torch import Tensor
 
 def mla_value(latent: Tensor, value_up: Tensor) -> Tensor:
     """[T, H, C] x [H, C, V], the value half of kv_b_proj -> [T, H * V]."""
+    if latent.is_cuda:
+        from headrace.kernels.mla_value_triton import launch_mla_value
+
+        return launch_mla_value(latent, value_up)
     return torch.bmm(latent.transpose(0, 1), value_up).transpose(0, 1).flatten(1)
 
 

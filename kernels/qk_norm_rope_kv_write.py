@@ -30,6 +30,10 @@ def qk_norm_rope_kv_write(
     Returns:
         [T, Hq, D], the queries.
     """
+    if qkv.is_cuda:
+        from headrace.kernels.qk_norm_rope_kv_write_triton import launch_qk_norm_rope_kv_write
+
+        return launch_qk_norm_rope_kv_write(qkv, q_norm, k_norm, rotation, slots, cache, interleaved)
     heads, dim = cache.shape[3:]
     states = qkv.view(qkv.shape[0], -1, dim)
     num_q = states.shape[1] - 2 * heads

@@ -25,6 +25,12 @@ def begin_step(batch: Batch, kv: Tensor, rope_table: Tensor, spec: ModelSpec) ->
         rotation=rope_table.index_select(0, batch.positions),
         slots=batch.slot_mapping,
         plan=plan_attention(
-            batch.query_starts, batch.context_lens, batch.block_tables, batch.num_decodes, block_size
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables,
+            batch.num_decodes,
+            block_size,
+            batch.max_query_len,
+            batch.max_context_len,
         ),
     )

@@ -1,0 +1,162 @@
+"""Attention of rows with many query tokens over paged keys and values: tiles of queries, one head each.
+
+Blocks are taken from position 0 on, so a token's result depends on neither chunking nor batch-mates
+(FlashAttention-2, arXiv 2307.08691). Called by gqa_attention on a card.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.attention_plan import AttentionPlan
+from headrace.kernels.attention_split import add_scores
+from headrace.kernels.gqa_decode import LOG2_E
+
+
+@triton.jit
+def _attend(
+    acc,
+    m,
+    total,
+    b_q,
+    position,
+    keys,
+    values,
+    table,
+    first,
+    end,
+    scale,
+    block_stride,
+    token_stride,
+    MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Take positions first..end - 1 into the running result; without MASKED all queries see all of them."""
+    o_d = tl.arange(0, D)
+    for n in range(first, end, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)
+        if MASKED:
+            within = o_n < end
+            block = tl.load(table + o_n // BLOCK_SIZE, mask=within, other=0).to(tl.int64)
+            at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
+            b_k = tl.load(keys + at[None, :] + o_d[:, None], mask=within[None, :], other=0.0)
+            scores = tl.dot(b_q, b_k, input_precision="ieee") * scale
+            scores = tl.where(o_n[None, :] > position[:, None], float("-inf"), scores)
+            # Unwritten slots may hold NaN, which no weight of 0 would cancel.
+            b_v = tl.load(values + at[:, None] + o_d[None, :], mask=within[:, None], other=0.0)
+        else:
+            block = tl.load(table + o_n // BLOCK_SIZE).to(tl.int64)
+            at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
+            b_k = tl.load(keys + at[None, :] + o_d[:, None])
+            scores = tl.dot(b_q, b_k, input_precision="ieee") * scale
+            b_v = tl.load(values + at[:, None] + o_d[None, :])
+        weights, decay, m, total = add_scores(scores, m, total)
+        acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None], input_precision="ieee")
+    return acc, m, total
+
+
+@triton.jit
+def _gqa_prefill_kernel(
+    q_ptr,  # [T, Hq, D]
+    keys_ptr,  # [blocks, BLOCK_SIZE, Hkv, D]
+    values_ptr,
+    query_starts_ptr,
+    context_lens_ptr,
+    tables_ptr,
+    out_ptr,  # [T, Hq, D]
+    scale,  # of the scores, times log2(e)
+    first_row,
+    q_stride_t,
+    q_stride_h,
+    out_stride_t,
+    block_stride,
+    token_stride,
+    head_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    i_head = tl.program_id(0)
+    # The last tiles see most: they start first.
+    i_tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    i_row = first_row + tl.program_id(2)
+    start = tl.load(query_starts_ptr + i_row)
+    num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
+    if i_tile * BLOCK_M >= num_tokens:
+        return
+    cached = tl.load(context_lens_ptr + i_row) - num_tokens
+    token = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = token < num_tokens
+    position = cached + token
+    o_d = tl.arange(0, D)
+    token_at = (start + token).to(tl.int64)
+    p_q = q_ptr + (token_at * q_stride_t + i_head * q_stride_h)[:, None] + o_d[None, :]
+    b_q = tl.load(p_q, mask=rows[:, None], other=0.0)
+    table = tables_ptr + i_row.to(tl.int64) * table_stride
+    keys = keys_ptr + (i_head // GROUP) * head_stride
+    values = values_ptr + (i_head // GROUP) * head_stride
+
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    seen_by_all = (cached + i_tile * BLOCK_M + 1) // BLOCK_N * BLOCK_N
+    end = cached + tl.minimum((i_tile + 1) * BLOCK_M, num_tokens)
+    acc, m, total = _attend(
+        acc, m, total, b_q, position, keys, values, table, 0, seen_by_all, scale,
+        block_stride, token_stride, False, BLOCK_SIZE, D, BLOCK_N,
+    )  # fmt: skip
+    acc, m, total = _attend(
+        acc, m, total, b_q, position, keys, values, table, seen_by_all, end, scale,
+        block_stride, token_stride, True, BLOCK_SIZE, D, BLOCK_N,
+    )  # fmt: skip
+    p_out = out_ptr + (token_at * out_stride_t + i_head * D)[:, None] + o_d[None, :]
+    tl.store(p_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None])
+
+
+def gqa_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, out: Tensor) -> None:
+    """Fill `out` for the plan's long rows. Arguments as of `gqa_decode`."""
+    paged = plan.paged
+    assert paged is not None, "the plan was made for the CPU"
+    _, _, block_size, heads, dim = cache.shape
+    assert q.dtype == cache.dtype == out.dtype, f"q {q.dtype}, cache {cache.dtype}, out {out.dtype}"
+    assert q.stride(2) == cache.stride(4) == out.stride(1) == 1, "the last dimension must be contiguous"
+    assert dim >= 16 and dim & (dim - 1) == 0, f"head dimension {dim} is no power of two from 16"
+    block_m, block_n, num_warps, num_stages = _tuning(q.dtype, dim)
+    _gqa_prefill_kernel[(q.shape[1], triton.cdiv(paged.long_len, block_m), paged.num_long)](
+        q_ptr=q,
+        keys_ptr=cache[0],
+        values_ptr=cache[1],
+        query_starts_ptr=plan.query_starts,
+        context_lens_ptr=plan.context_lens,
+        tables_ptr=plan.block_tables,
+        out_ptr=out,
+        scale=scale * LOG2_E,
+        first_row=paged.num_short,
+        q_stride_t=q.stride(0),
+        q_stride_h=q.stride(1),
+        out_stride_t=out.stride(0),
+        block_stride=cache.stride(1),
+        token_stride=cache.stride(2),
+        head_stride=cache.stride(3),
+        table_stride=plan.block_tables.stride(0),
+        GROUP=q.shape[1] // heads,
+        BLOCK_SIZE=block_size,
+        D=dim,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+def _tuning(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:
+    """BLOCK_M, BLOCK_N, warps, stages."""
+    if dtype is torch.float32:
+        return 32, 32, 4, 2
+    return (128, 64, 8, 3) if dim >= 128 else (128, 64, 4, 3)

@@ -1,0 +1,63 @@
+"""Bring attention outputs from the latent space to the heads' values on a card. Called by mla_value."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _mla_value_kernel(
+    latent_ptr,  # [T, H, C]
+    value_up_ptr,  # [H, C, V]
+    out_ptr,  # [T, H, V]
+    T,
+    C: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    i_v = tl.program_id(0)
+    i_h = tl.program_id(1)
+    H = tl.num_programs(1)
+    o_t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    rows = (o_t < T)[:, None]
+    o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    head_at = (o_t.to(tl.int64) * H + i_h)[:, None]
+    acc = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+    for c in range(0, C, BLOCK_C):
+        o_c = c + tl.arange(0, BLOCK_C)
+        b_latent = tl.load(latent_ptr + head_at * C + o_c[None, :], mask=rows, other=0.0)
+        b_up = tl.load(value_up_ptr + (i_h * C + o_c)[:, None] * V + o_v[None, :])
+        acc = tl.dot(b_latent, b_up, acc, input_precision="ieee")
+    tl.store(out_ptr + head_at * V + o_v[None, :], acc.to(out_ptr.dtype.element_ty), mask=rows)
+
+
+def launch_mla_value(latent: Tensor, value_up: Tensor) -> Tensor:
+    """See mla_value."""
+    tokens, heads, rank = latent.shape
+    width = value_up.shape[2]
+    if not latent.is_contiguous() or not value_up.is_contiguous() or latent.dtype != value_up.dtype:
+        raise ValueError(
+            f"latent {latent.dtype} {latent.stride()}, value_up {value_up.dtype} {value_up.stride()}"
+        )
+    if rank % 16 or width % 16:
+        raise ValueError(f"no tiles for a latent of {rank} and values of {width}")
+    out = torch.empty(tokens, heads * width, dtype=latent.dtype, device=latent.device)
+    block_t = max(16, min(64, triton.next_power_of_2(tokens)))
+    block_v = min(width & -width, 32 if tokens <= 64 else 128)
+    _mla_value_kernel[(width // block_v, heads, triton.cdiv(tokens, block_t))](
+        latent_ptr=latent,
+        value_up_ptr=value_up,
+        out_ptr=out,
+        T=tokens,
+        C=rank,
+        V=width,
+        BLOCK_T=block_t,
+        BLOCK_C=min(rank & -rank, 32 if latent.dtype is torch.float32 else 128),
+        BLOCK_V=block_v,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out

@@ -1,0 +1,50 @@
+"""How the device kernels divide a step's rows: sizes that the host knows, nothing read back from the device.
+
+The same for every replay of a captured step. Made by plan_attention; read by the kernels' launchers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SHORT_QUERY = 16  # rows of so few query tokens gain more from a split context than from large query tiles
+COUNTERS_PER_ROW = 64  # query tiles times key-value heads of a row whose context is split
+_DEFAULT_SMS = 132  # where there is no card: under Triton's interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """Rows 0..num_short - 1 have at most `short_len` query tokens, the `num_long` others at most `long_len`."""
+
+    num_short: int
+    short_len: int
+    num_long: int
+    long_len: int
+    capacity: int  # positions of the longest context that may come
+    split_size: int | None  # positions of a split where results must not depend on batch-mates; None = free
+    num_sms: int
+    counters: Tensor  # [num_short * COUNTERS_PER_ROW] int32: arrivals of a tile's splits; 0 between calls
+
+
+def plan_paged(
+    num_rows: int,
+    num_decodes: int,
+    max_query_len: int,
+    max_context_len: int,
+    device: torch.device,
+    split_size: int | None,
+) -> PagedPlan:
+    """Divide the rows. A step whose rows are all short is one call, whatever its rows' lengths."""
+    num_short = num_rows if max_query_len <= SHORT_QUERY else num_decodes
+    on_card = device.type == "cuda"
+    return PagedPlan(
+        num_short=num_short,
+        short_len=max_query_len if num_short == num_rows else 1,
+        num_long=num_rows - num_short,
+        long_len=max_query_len,
+        capacity=max_context_len,
+        split_size=split_size,
+        num_sms=torch.cuda.get_device_properties(device).multi_processor_count if on_card else _DEFAULT_SMS,
+        counters=torch.zeros(num_short * COUNTERS_PER_ROW, dtype=torch.int32, device=device),
+    )

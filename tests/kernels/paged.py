@@ -1,0 +1,50 @@
+"""Ragged steps over a paged cache with shuffled blocks, for the tests of the attention kernels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.attention_plan import AttentionPlan, plan_device
+
+
+def ragged_plan(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    device: torch.device,
+    *,
+    block_size: int = 16,
+    num_decodes: int = 0,
+    split_size: int | None = None,
+    capacity: int = 0,
+) -> tuple[AttentionPlan, int]:
+    """A plan whose rows own shuffled blocks, and the number of blocks; block 0 is nobody's."""
+    needed = [-(-length // block_size) for length in context_lens]
+    num_blocks = sum(needed) + 4
+    order = (torch.randperm(num_blocks - 1) + 1).int()
+    tables = torch.zeros(len(query_lens), max(*needed, 1), dtype=torch.int32)
+    at = 0
+    for row, count in enumerate(needed):
+        tables[row, :count] = order[at : at + count]
+        at += count
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    plan = plan_device(
+        starts.to(device),
+        torch.tensor(context_lens, dtype=torch.int32, device=device),
+        tables.to(device),
+        num_decodes,
+        max(query_lens),
+        max(capacity, *context_lens),
+        split_size,
+    )
+    return plan, num_blocks
+
+
+def poison_unwritten(cache: Tensor, plan: AttentionPlan, block_axis: int) -> None:
+    """NaN wherever no row's context lies: what a pool holds before it is written."""
+    moved = cache.movedim((block_axis, block_axis + 1), (0, 1))
+    written = torch.zeros(moved.shape[:2], dtype=torch.bool)
+    for table, length in zip(plan.block_tables.tolist(), plan.context_lens.tolist(), strict=True):
+        for position in range(length):
+            written[table[position // moved.shape[1]], position % moved.shape[1]] = True
+    moved[~written.to(cache.device)] = float("nan")
