@@ -70,8 +70,9 @@ async def test_the_content_type_does_not_matter(content_type: str) -> None:
 
 async def test_a_large_body_is_refused_with_both_numbers() -> None:
     async with serving(max_body_bytes=2048) as service:
-        status, answer, _ = await service.post(URL, b" " * 3000)
+        status, answer, headers = await service.post(URL, b" " * 3000)
         assert status == 413
+        assert headers["Connection"] == "close"
         assert_error(answer, "body_too_large", "3000 bytes, the limit is 2048")
 
 

@@ -19,6 +19,7 @@ from headrace.gateway.vocabulary import Vocabulary
 from headrace.ipc.messages import Finished, Sampling, Usage
 from tests.gateway.fake_engine import fake_logprobs
 from tests.gateway.test_stops import plain_cut
+from tests.gateway.tokenizers_for_tests import byte_level_tokenizer
 
 TOKENIZER = Tokenizer.from_file(str(embedded_model() / "tokenizer.json"))
 VOCABULARY = Vocabulary(TOKENIZER)
@@ -67,10 +68,15 @@ class Bench:
     """A stream between a handle and a reader."""
 
     def __init__(
-        self, stop: Sequence[str] = (), window: int = 1000, takes: bool = True, **sampling: Any
+        self,
+        stop: Sequence[str] = (),
+        window: int = 1000,
+        takes: bool = True,
+        vocabulary: Vocabulary = VOCABULARY,
+        **sampling: Any,
     ) -> None:
         settings = Sampling(**{"max_tokens": 1000, "stop_token_ids": (EOS,), **sampling})
-        self.assembler = Assembler(settings, detokenizer(VOCABULARY), StopStrings(stop) if stop else None)
+        self.assembler = Assembler(settings, detokenizer(vocabulary), StopStrings(stop) if stop else None)
         self.stream = Stream(self.assembler, 7, settings.max_tokens, window)
         self.reader = Reader(self.stream, takes)
         self.handle = FakeHandle()
@@ -164,6 +170,21 @@ async def test_tokens_of_a_split_character_go_out_with_it() -> None:
     assert logprobs is not None
     assert [entry.token_id for entry in logprobs] == token_ids[1:]
     assert {entry.offset for entry in logprobs} == {1}
+
+
+@pytest.mark.parametrize("logprobs", [-1, 0])
+async def test_a_token_of_text_and_half_a_character_goes_out_with_the_character(logprobs: int) -> None:
+    """Its text does not wait for that."""
+    vocabulary = Vocabulary(byte_level_tokenizer())
+    text_and_half = [vocabulary.raw.index(b"a" + "😀".encode()[:3])]
+    rest = [vocabulary.raw.index("😀".encode()[3:])]
+    bench = Bench(vocabulary=vocabulary, logprobs=logprobs, stop_token_ids=())
+    bench.push(*text_and_half)
+    bench.push(*rest)
+    assert [(event.text, event.token_ids) for event in bench.reader.events] == [
+        ("a", []),
+        ("😀", text_and_half + rest),
+    ]
 
 
 async def test_text_held_for_a_stop_string_is_flushed_at_the_end_with_its_tokens() -> None:
