@@ -7,6 +7,7 @@ PIP := $(BIN)/python -P -m pip --disable-pip-version-check
 # Versions come from constraints.txt: without it pip may fetch a torch with gigabytes of CUDA.
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 SERVE_FLAGS ?=
+BENCH_FLAGS ?=
 
 .PHONY: help install serve test check bench clean
 
@@ -32,7 +33,7 @@ check: $(VENV)/.installed-tools
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed
-	@$(BIN)/headrace bench
+	@$(BIN)/headrace bench engine $(BENCH_FLAGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

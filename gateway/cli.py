@@ -3,6 +3,7 @@
 Knows no work itself: serve.py, chat.py and describe.py do it.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,7 @@ from headrace.environ import read_environment
 from headrace.gateway import flags
 from headrace.gateway.chat import ChatSettings
 from headrace.gateway.chat import chat as run_chat
-from headrace.gateway.children import RestartPolicy
+from headrace.gateway.children import RestartPolicy, module_argv
 from headrace.gateway.client import DEFAULT_URL, ClientError
 from headrace.gateway.describe import describe_folder, list_served
 from headrace.gateway.serve import ENGINE, SYNTHETIC, echo
@@ -36,6 +37,7 @@ from headrace.ipc.keys import create_keys
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 DEFAULT = Config()
+FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 app = typer.Typer(
@@ -240,6 +242,17 @@ def keys(directory: Annotated[Path, typer.Argument(help="New folder for the keys
     """Make CurveZMQ keys for engines that gateways reach over tcp://."""
     create_keys(directory)
     echo(f"made keys in {directory}: give engines and gateways a copy and --curve-dir; keep *.secret private")
+
+
+bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("engine", add_help_option=False, context_settings=FORWARDED)
+def bench_engine(context: typer.Context) -> None:
+    """Decode steps of one engine by batch size, beside their ceiling (-h for its flags)."""
+    argv = module_argv("headrace.core.bench.engine", *context.args)
+    os.execv(argv[0], argv)  # noqa: S606 - our own interpreter and module
 
 
 def _cache(kv_memory: str, kv_blocks: int, block_size: int, prefix_cache: bool) -> CacheConfig:

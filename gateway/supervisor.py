@@ -7,12 +7,16 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from headrace.gateway.children import Child, ChildSpec, Echo, RestartPolicy, Role
 
 WORKER_GRACE_S = 5.0  # beyond the drain time, to flush the last answers
 ENGINE_GRACE_S = 10.0
+ECHO_S = (
+    0.5  # a signal to a whole process group may arrive twice, from the sender and from a parent such as make
+)
 
 
 class Supervisor:
@@ -31,7 +35,7 @@ class Supervisor:
         self._children = [Child(spec, policy, echo) for spec in specs]
         self._drain_s = drain_s
         self._echo = echo
-        self._signals = 0
+        self._first_signal_at: float | None = None
         self._stop = asyncio.Event()
 
     async def run(self, greet: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -85,10 +89,13 @@ class Supervisor:
             await asyncio.gather(*(child.stop(grace_s) for child in ending))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
-        if self._signals == 1:
+        now = monotonic()
+        if self._first_signal_at is None:
+            self._first_signal_at = now
             self._echo(f"{number.name}: ending running streams, at most {self._drain_s:.0f} s; again to kill")
             self._stop.set()
+            return
+        if now - self._first_signal_at < ECHO_S:
             return
         self._echo(f"{number.name} again: killing")
         for child in self._children:

@@ -167,8 +167,9 @@ async def test_a_second_signal_kills(tmp_path: Path, session: aiohttp.ClientSess
         stream = asyncio.create_task(drain(stream_tokens(session, service.url, 7, 1000)))
         service.process.send_signal(signal.SIGINT)
         await service.says("SIGINT: ending running streams")
-        service.process.send_signal(signal.SIGINT)
-        await service.process.wait()
+        while service.process.returncode is None:
+            service.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.05)
         stream.cancel()
         await asyncio.gather(stream, return_exceptions=True)
 

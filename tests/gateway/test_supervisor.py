@@ -154,10 +154,19 @@ async def test_a_second_signal_waits_for_nobody() -> None:
         await lines.wait_for("up")
         os.kill(os.getpid(), signal.SIGINT)
         await lines.wait_for("SIGINT: ending")
-        os.kill(os.getpid(), signal.SIGINT)
+        while "SIGINT again: killing" not in lines.all:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
 
     assert await supervisor.run(greet) == 0
     assert "SIGINT again: killing" in lines.all
+
+
+async def test_one_signal_that_arrives_twice_still_drains() -> None:
+    """`make serve`: the terminal's signal reaches the supervisor, and so does make's."""
+    lines = Lines()
+    assert await run_supervisor([spec(SLEEP)], lines, signals=2) == 0
+    assert not any("killing" in line for line in lines.all)
 
 
 async def test_the_service_goes_on_while_a_role_has_a_child_left() -> None:
