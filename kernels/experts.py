@@ -6,21 +6,25 @@ Called by the sparse layers with the router's choice.
 import torch
 from torch import Tensor
 
+from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.linear import pack_linear
 from headrace.kernels.silu_mul import silu_mul, silu_mul_ref
 
 
 class ExpertWeights:
-    """Stacked weights of E experts: gate_up [E, 2F, D] with the gate first, down [E, D, F]."""
+    """Stacked weights of E experts: gate_up [E, 2F, D] with the gate first, down [E, D, F].
+
+    Fp8 is for cards; for a CPU the loader widens it.
+    """
 
     __slots__ = ("down", "down_views", "gate_up", "gate_up_views")
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        self.gate_up = pack_linear(gate_up)
-        self.down = pack_linear(down)
+    def __init__(self, gate_up: Tensor | Fp8Weight, down: Tensor | Fp8Weight) -> None:
+        self.gate_up = _stack(gate_up)
+        self.down = _stack(down)
         # Indexing a stack costs as much as a small product: the CPU's per-expert calls use ready views.
-        self.gate_up_views = self.gate_up.unbind(0)
-        self.down_views = self.down.unbind(0)
+        self.gate_up_views = _views(self.gate_up)
+        self.down_views = _views(self.down)
 
 
 def experts(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, base: Tensor | None) -> Tensor:
@@ -36,6 +40,10 @@ def experts(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, base
     Returns:
         [T, D]; `base` where one was given.
     """
+    if x.is_cuda:
+        from headrace.kernels.experts_cuda import experts_cuda
+
+        return experts_cuda(x, weights.gate_up, weights.down, ids, scales, base)
     out = torch.zeros_like(x) if base is None else base
     if x.shape[0] == 1:
         _one_token(x, weights, ids, scales, out)
@@ -81,6 +89,19 @@ def experts_ref(
     out = torch.zeros_like(x, dtype=torch.float32) if base is None else base.float()
     for token, (chosen, scale) in enumerate(zip(ids.tolist(), scales, strict=True)):
         for slot, expert in enumerate(chosen):
-            hidden = silu_mul_ref((weights.gate_up[expert].float() @ x[token].float()).unsqueeze(0))[0]
-            out[token] += scale[slot] * (weights.down[expert].float() @ hidden)
+            gate_up, down = _float(weights.gate_up[expert]), _float(weights.down[expert])
+            hidden = silu_mul_ref((gate_up @ x[token].float()).unsqueeze(0))[0]
+            out[token] += scale[slot] * (down @ hidden)
     return out.to(x.dtype) if base is None else base.copy_(out)
+
+
+def _stack(weight: Tensor | Fp8Weight) -> Tensor | Fp8Weight:
+    return weight if isinstance(weight, Fp8Weight) else pack_linear(weight)
+
+
+def _views(stack: Tensor | Fp8Weight) -> tuple[Tensor, ...]:
+    return stack.unbind(0) if isinstance(stack, Tensor) else ()
+
+
+def _float(weight: Tensor | Fp8Weight) -> Tensor:
+    return weight.float() if isinstance(weight, Tensor) else weight.dequantize(torch.float32)

@@ -1,7 +1,10 @@
 """DeepSeek's fp8 weight format: e4m3 values with one float32 scale per 128x128 block.
 
-Called by the loader and by tests. Source: arXiv 2412.19437, 3.3.2, and the released checkpoints.
+Called by the loader, and by the operations that take such weights. Source: arXiv 2412.19437, 3.3.2, and the
+released checkpoints.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,43 @@ from torch import Tensor
 
 BLOCK = 128
 E4M3_MAX = 448.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight that stays in fp8, or a stack of them."""
+
+    values: Tensor  # [..., N, K] float8_e4m3fn
+    scale_inv: Tensor  # [..., ceil(N / 128), ceil(K / 128)] float32
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def __getitem__(self, index: int) -> "Fp8Weight":
+        """One weight of a stack."""
+        return Fp8Weight(self.values[index], self.scale_inv[index])
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """[N, K]."""
+        return fp8_block_dequantize(self.values, self.scale_inv, dtype)
+
+
+def fp8_weight(weight: Tensor) -> Fp8Weight:
+    """Quantise [N, K], or a stack [E, N, K] one by one."""
+    if weight.dim() == 2:
+        return Fp8Weight(*fp8_block_quantize(weight))
+    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = []
+    for target, part in zip(values.unbind(0), weight.unbind(0), strict=True):
+        quantized, scale_inv = fp8_block_quantize(part)
+        target.copy_(quantized)
+        scales.append(scale_inv)
+    return Fp8Weight(values, torch.stack(scales))
 
 
 def fp8_block_dequantize(weight: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:

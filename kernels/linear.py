@@ -1,18 +1,52 @@
-"""Matrix product with a weight stored as Hugging Face stores it, rows = outputs. Called by the model layers."""
+"""Matrix products with a weight stored as Hugging Face stores it, rows = outputs. Called by the model layers.
 
+A weight is a tensor, or fp8 with a scale for each 128x128 block. On a card few tokens take a kernel that streams
+the weight (kernels/linear_few.py); many take the vendor's product, or kernels/fp8_tiles.py.
+"""
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.kernels.fp8_block import Fp8Weight
+from headrace.kernels.rms_norm import NormWeight, rms_norm, rms_norm_ref
+
 PAD = 16  # numbers between the columns of a packed weight: strides that are powers of two thrash the cache
+_FEW = 16  # tokens up to which streaming beats the vendor's product
+_FEW_FP8 = 64
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
     """[T, K] x [N, K] -> [T, N]."""
-    return linear_ref(x, weight)
+    if x.is_cuda:
+        return _linear_cuda(x, weight, None, None)
+    return F.linear(x, _tensor(weight, x.dtype))
 
 
-def linear_ref(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
+def linear_ref(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
+    return F.linear(x, _tensor(weight, x.dtype))
+
+
+def norm_linear(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> Tensor:
+    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; one launch on a card for few tokens."""
+    if x.is_cuda:
+        return _linear_cuda(x, weight, norm, None)
+    return linear(rms_norm(x, norm), weight)
+
+
+def norm_linear_ref(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> Tensor:
+    return linear_ref(rms_norm_ref(x, norm), weight)
+
+
+def linear_add(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor) -> Tensor:
+    """residual += linear(x), in place: [T, K] x [N, K], [T, N] -> `residual`."""
+    if x.is_cuda:
+        return _linear_cuda(x, weight, None, residual)
+    return residual.addmm_(x, _tensor(weight, x.dtype).t())
+
+
+def linear_add_ref(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor) -> Tensor:
+    return residual.copy_(residual + linear_ref(x, weight))
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -32,3 +66,27 @@ def pack_linear(weight: Tensor) -> Tensor:
         return weight
     packed = weight.new_empty(*weight.shape[:-2], K, N + PAD)[..., :N].transpose(-1, -2)
     return packed.copy_(weight)
+
+
+def _tensor(weight: Tensor | Fp8Weight, dtype: torch.dtype) -> Tensor:
+    return weight.dequantize(dtype) if isinstance(weight, Fp8Weight) else weight
+
+
+def _linear_cuda(
+    x: Tensor, weight: Tensor | Fp8Weight, norm: NormWeight | None, residual: Tensor | None
+) -> Tensor:
+    fp8 = isinstance(weight, Fp8Weight)
+    if x.shape[0] <= (_FEW_FP8 if fp8 else _FEW):
+        from headrace.kernels.linear_few import launch_linear_few
+
+        return launch_linear_few(x, weight, norm, residual)
+    if norm is not None:
+        x = rms_norm(x, norm)
+    if isinstance(weight, Fp8Weight):
+        from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
+
+        out = launch_fp8_tiles(launch_quantize_rows(x), weight, x.dtype)
+        return out if residual is None else residual.add_(out)
+    if residual is not None:
+        return residual.addmm_(x, weight.t())
+    return F.linear(x, weight)

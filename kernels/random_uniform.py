@@ -37,7 +37,13 @@ def random_uniform_ref(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Te
     return (hashed >> (64 - FRACTION_BITS)) & ((1 << FRACTION_BITS) - 1)
 
 
-random_uniform = random_uniform_ref
+def random_uniform(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """See random_uniform_ref; the same numbers on every device."""
+    if seeds.is_cuda:
+        from headrace.kernels.random_uniform_triton import launch_random_uniform
+
+        return launch_random_uniform(seeds, positions, int(purpose), FRACTION_BITS)
+    return random_uniform_ref(seeds, positions, purpose)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -29,6 +29,10 @@ def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
     Returns:
         [..., D] in x's dtype, a new tensor.
     """
+    if x.is_cuda:
+        from headrace.kernels.rms_norm_triton import launch_rms_norm
+
+        return launch_rms_norm(x, None, norm.gain, norm.eps)
     wide = x.float()
     normed = wide * inverse_rms(wide, norm.eps_tensor)
     if x.dtype is not torch.float32:
@@ -53,6 +57,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, norm: NormWeight) -> Tensor:
     Returns:
         [T, D], a new tensor.
     """
+    if x.is_cuda:
+        from headrace.kernels.rms_norm_triton import launch_rms_norm
+
+        return launch_rms_norm(x, residual, norm.gain, norm.eps)
     return rms_norm(residual.add_(x), norm)
 
 

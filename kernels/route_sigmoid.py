@@ -33,6 +33,11 @@ def route_sigmoid(
     Returns:
         Expert ids [T, top_k] int64 in no particular order, their weights [T, top_k] float32.
     """
+    if x.is_cuda:
+        from headrace.kernels.route_triton import launch_choose, launch_logits
+
+        logits = launch_logits(x, gate)
+        return launch_choose(logits, bias, top_k, num_groups, topk_groups, normalize, weight_scale)
     scores = F.linear(x.float(), gate).sigmoid_()
     choice = scores + bias
     if num_groups > 1:

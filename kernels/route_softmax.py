@@ -29,6 +29,11 @@ def route_softmax(
     Returns:
         Expert ids [T, top_k] int64 in no particular order, their weights [T, top_k] float32.
     """
+    if x.is_cuda:
+        from headrace.kernels.route_triton import launch_choose, launch_logits
+
+        logits = launch_logits(x, gate)
+        return launch_choose(logits, None, top_k, num_groups, topk_groups, normalize, weight_scale)
     scores = F.linear(x.float(), gate).softmax(-1)
     if num_groups > 1:
         grouped = scores.view(scores.shape[0], num_groups, -1)

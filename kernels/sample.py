@@ -49,7 +49,17 @@ def sample_ref(
     return torch.where(invalid, INVALID_TOKEN, chosen)
 
 
-sample = sample_ref
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """See sample_ref. A card's exponential may differ by a unit in the last place of a float32."""
+    if logits.is_cuda:
+        from headrace.kernels.sample_triton import launch_sample
+
+        return launch_sample(
+            logits, temperature, top_k, top_p, min_p, uniform, one=ONE, invalid=INVALID_TOKEN
+        )
+    return sample_ref(logits, temperature, top_k, top_p, min_p, uniform)
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -6,6 +6,10 @@ from torch import Tensor
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[T, 2F], gate first -> [T, F]."""
+    if gate_up.is_cuda:
+        from headrace.kernels.silu_mul_triton import launch_silu_mul
+
+        return launch_silu_mul(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
 

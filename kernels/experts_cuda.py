@@ -1,0 +1,77 @@
+"""Which kernels the routed experts of a step take on a card, by tokens and weight format. Called by experts."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.expert_sort import launch_expert_sort
+from headrace.kernels.experts_one import launch_experts_one
+from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_down, launch_gate_up
+from headrace.kernels.fp8_block import Fp8Weight
+from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsTuning:
+    """Launch choices: tokens of a tile, then each product's own."""
+
+    block_m: int
+    gate_up: TileTuning
+    down: TileTuning
+
+
+def experts_cuda(
+    x: Tensor,
+    gate_up: Tensor | Fp8Weight,
+    down: Tensor | Fp8Weight,
+    ids: Tensor,
+    scales: Tensor,
+    base: Tensor | None,
+    tuning: ExpertsTuning | None = None,
+) -> Tensor:
+    """See kernels.experts.experts.
+
+    Args:
+        tuning: None = the table's; fp8 weights take fp8 activations only without one.
+    """
+    if x.stride(1) != 1 or not scales.is_contiguous():
+        raise ValueError(f"x, scales: rows must be contiguous, strides {x.stride()}, {scales.stride()}")
+    (T, top_k), E = ids.shape, gate_up.shape[0]
+    if T == 1 and tuning is None:
+        return launch_experts_one(x, gate_up, down, ids, scales, base)
+    per_expert = T * top_k // E
+    if tuning is None and per_expert >= 32 and isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight):
+        order = launch_expert_sort(ids, E, 128 if per_expert >= 96 else 64)
+        hidden = launch_fp8_tiles(launch_quantize_rows(x), gate_up, x.dtype, order=order, top_k=top_k)
+        rows = launch_quantize_rows(hidden, swiglu_first=True)
+        parts = launch_fp8_tiles(rows, down, x.dtype, order=order, shares=scales)
+        return launch_combine(parts, top_k, x.dtype, base)
+    tuning = experts_tuning(per_expert, fp8=isinstance(gate_up, Fp8Weight)) if tuning is None else tuning
+    order = launch_expert_sort(ids, E, tuning.block_m)
+    hidden = launch_gate_up(x, gate_up, order, top_k, tuning.gate_up)
+    # Float32 parts are small beside the weights until every expert has a full tile.
+    parts_dtype = torch.float32 if per_expert < 32 else x.dtype
+    parts = launch_down(hidden, down, scales, order, parts_dtype, tuning.down)
+    return launch_combine(parts, top_k, x.dtype, base)
+
+
+def experts_tuning(per_expert: int, *, fp8: bool) -> ExpertsTuning:
+    """By the mean number of tokens an expert gets: small tiles stream weights, large ones fill tensor cores."""
+    if per_expert < 12:
+        return ExpertsTuning(
+            block_m=16,
+            gate_up=TileTuning(block_n=32, block_k=128, num_warps=4, num_stages=4),
+            down=TileTuning(block_n=64, block_k=128, num_warps=4, num_stages=4),
+        )
+    if per_expert < 96:
+        return ExpertsTuning(
+            block_m=32 if per_expert < 32 else 64,
+            gate_up=TileTuning(block_n=64, block_k=64, num_warps=4, num_stages=4),
+            down=TileTuning(block_n=128, block_k=64, num_warps=4, num_stages=4),
+        )
+    return ExpertsTuning(
+        block_m=128,
+        gate_up=TileTuning(block_n=64 if fp8 else 128, block_k=64, num_warps=8, num_stages=3),
+        down=TileTuning(block_n=128 if fp8 else 256, block_k=64, num_warps=8, num_stages=3),
+    )

@@ -1,0 +1,169 @@
+"""The routed experts of a single token: two launches that read each chosen weight once, at full bandwidth.
+
+Products are plain multiplications and sums: one token leaves the tensor cores nothing to do. The sum over the
+token's experts is inside the second launch, in their order. Called by experts on a card.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.fp8_block import BLOCK, Fp8Weight
+from headrace.kernels.silu_mul_triton import swiglu
+
+
+@triton.jit
+def _gate_up_one_kernel(
+    x_ptr,  # [D]
+    w_ptr,  # [E, 2F, D]
+    scale_ptr,  # [E, 2F / 128, D / 128] where FP8
+    ids_ptr,  # [K] int64
+    out_ptr,  # [K, F]
+    D,
+    F,
+    w_stride,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    i_n = tl.program_id(0)
+    i_k = tl.program_id(1)
+    i_e = tl.load(ids_ptr + i_k)
+    offs_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    n_mask = offs_n < F
+    p_gate = w_ptr + i_e * w_stride + offs_n.to(tl.int64)[:, None] * D + offs_k[None, :]
+    up = F.to(tl.int64) * D
+    i_gate = (i_e * (2 * F // 128) + i_n * BLOCK_N // 128) * tl.cdiv(D, 128)
+    i_up = i_gate + F // 128 * tl.cdiv(D, 128)
+    b_gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    b_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+        k_mask = offs_k < D - k
+        mask = n_mask[:, None] & k_mask[None, :]
+        w_gate = tl.load(p_gate + k, mask=mask, other=0.0).to(tl.float32)
+        w_up = tl.load(p_gate + up + k, mask=mask, other=0.0).to(tl.float32)
+        b_x = tl.load(x_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
+        if FP8:
+            offs_s = (k + offs_k) // 128
+            s_gate = tl.load(scale_ptr + i_gate + offs_s, mask=k_mask, other=0.0)
+            s_up = tl.load(scale_ptr + i_up + offs_s, mask=k_mask, other=0.0)
+            b_gate += w_gate * (b_x * s_gate)[None, :]
+            b_up += w_up * (b_x * s_up)[None, :]
+        else:
+            b_gate += w_gate * b_x[None, :]
+            b_up += w_up * b_x[None, :]
+    out = swiglu(tl.sum(b_gate, 1), tl.sum(b_up, 1))
+    tl.store(out_ptr + i_k * F + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
+
+
+@triton.jit
+def _down_one_kernel(
+    x_ptr,  # [K, F]
+    w_ptr,  # [E, D, F]
+    scale_ptr,  # [E, D / 128, F / 128] where FP8
+    ids_ptr,  # [K] int64
+    shares_ptr,  # [K] float32
+    out_ptr,  # [D]; added to where ADD
+    K,
+    D,
+    F,
+    w_stride,
+    K_BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    STAGES: tl.constexpr,
+    ADD: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    i_n = tl.program_id(0)
+    offs_k = tl.arange(0, K_BLOCK)
+    offs_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_f = tl.arange(0, BLOCK_F)
+    k_mask = offs_k < K
+    n_mask = offs_n < D
+    b_ids = tl.load(ids_ptr + offs_k, mask=k_mask, other=0)
+    b_shares = tl.load(shares_ptr + offs_k, mask=k_mask, other=0.0)
+    p_w = w_ptr + (b_ids * w_stride)[:, None, None] + (offs_n.to(tl.int64) * F)[None, :, None]
+    p_w = p_w + offs_f[None, None, :]
+    p_x = x_ptr + offs_k[:, None] * F + offs_f[None, :]
+    i_scale = (b_ids * tl.cdiv(D, 128) + i_n * BLOCK_N // 128) * tl.cdiv(F, 128)
+    acc = tl.zeros([K_BLOCK, BLOCK_N, BLOCK_F], tl.float32)
+    for f in tl.range(0, F, BLOCK_F, num_stages=STAGES):
+        kf_mask = k_mask[:, None] & (offs_f < F - f)[None, :]
+        b_w = tl.load(p_w + f, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0).to(tl.float32)
+        b_x = tl.load(p_x + f, mask=kf_mask, other=0.0).to(tl.float32) * b_shares[:, None]
+        if FP8:
+            offs_s = i_scale[:, None] + ((f + offs_f) // 128)[None, :]
+            b_x = b_x * tl.load(scale_ptr + offs_s, mask=kf_mask, other=0.0)
+        acc += b_w * b_x[:, None, :]
+    out = tl.sum(tl.sum(acc, 2), 0)
+    if ADD:
+        out += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
+
+
+def launch_experts_one(
+    x: Tensor,
+    gate_up: Tensor | Fp8Weight,
+    down: Tensor | Fp8Weight,
+    ids: Tensor,
+    shares: Tensor,
+    base: Tensor | None,
+    blocks: tuple[int, int] = (4, 4),
+) -> Tensor:
+    """As kernels.experts.experts for T = 1: x [1, D], ids and shares [1, K].
+
+    Args:
+        blocks: outputs a program makes, of gate_up and of down.
+    """
+    w_up = gate_up.values if isinstance(gate_up, Fp8Weight) else gate_up
+    w_down = down.values if isinstance(down, Fp8Weight) else down
+    D, K = x.shape[1], ids.shape[1]
+    F = w_down.shape[2]
+    for name, weight in (("gate_up", w_up), ("down", w_down)):
+        if not weight.is_contiguous():
+            raise ValueError(f"{name}: must be contiguous, strides are {weight.stride()}")
+    if isinstance(gate_up, Fp8Weight) and (F % BLOCK or BLOCK % blocks[0] or BLOCK % blocks[1]):
+        raise ValueError(
+            f"gate_up: halves of {F} rows or {blocks} do not fit {BLOCK}x{BLOCK} blocks of scales"
+        )
+    hidden = torch.empty(K, F, dtype=x.dtype, device=x.device)
+    _gate_up_one_kernel[(triton.cdiv(F, blocks[0]), K)](
+        x_ptr=x,
+        w_ptr=w_up,
+        scale_ptr=gate_up.scale_inv if isinstance(gate_up, Fp8Weight) else None,
+        ids_ptr=ids,
+        out_ptr=hidden,
+        D=D,
+        F=F,
+        w_stride=w_up.stride(0),
+        BLOCK_N=blocks[0],
+        BLOCK_K=min(triton.next_power_of_2(D), 1024),
+        STAGES=2,
+        FP8=isinstance(gate_up, Fp8Weight),
+        num_warps=4,
+    )
+    out = torch.empty_like(x) if base is None else base
+    _down_one_kernel[(triton.cdiv(D, blocks[1]),)](
+        x_ptr=hidden,
+        w_ptr=w_down,
+        scale_ptr=down.scale_inv if isinstance(down, Fp8Weight) else None,
+        ids_ptr=ids,
+        shares_ptr=shares,
+        out_ptr=out,
+        K=K,
+        D=D,
+        F=F,
+        w_stride=w_down.stride(0),
+        K_BLOCK=triton.next_power_of_2(K),
+        BLOCK_N=blocks[1],
+        BLOCK_F=min(triton.next_power_of_2(F), 256),
+        STAGES=2,
+        ADD=base is not None,
+        FP8=isinstance(down, Fp8Weight),
+        num_warps=4,
+    )
+    return out
