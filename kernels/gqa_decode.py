@@ -24,9 +24,10 @@ class GqaDecodeTuning:
     num_warps: int
     num_stages: int
     min_split: int
+    max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "split_size", "table_stride"])
 def _gqa_decode_kernel(
     q_ptr,  # [T, Hq, D]
     keys_ptr,  # [blocks, BLOCK_SIZE, Hkv, D]
@@ -175,6 +176,7 @@ def gqa_decode(
         BLOCK_N=tuning.block_n,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
     )
 
 

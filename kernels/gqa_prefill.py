@@ -4,6 +4,8 @@ Blocks are taken from position 0 on, so a token's result depends on neither chun
 (FlashAttention-2, arXiv 2307.08691). Called by gqa_attention on a card.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,16 @@ from torch import Tensor
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.attention_split import add_scores
 from headrace.kernels.gqa_decode import LOG2_E
+
+
+@dataclass(frozen=True, slots=True)
+class GqaPrefillTuning:
+    """Launch choices of one shape."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
 
 
 @triton.jit
@@ -58,7 +70,7 @@ def _attend(
     return acc, m, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "table_stride"])
 def _gqa_prefill_kernel(
     q_ptr,  # [T, Hq, D]
     keys_ptr,  # [blocks, BLOCK_SIZE, Hkv, D]
@@ -119,7 +131,14 @@ def _gqa_prefill_kernel(
     tl.store(p_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None])
 
 
-def gqa_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, out: Tensor) -> None:
+def gqa_prefill(
+    q: Tensor,
+    cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    out: Tensor,
+    tuning: GqaPrefillTuning | None = None,
+) -> None:
     """Fill `out` for the plan's long rows. Arguments as of `gqa_decode`."""
     paged = plan.paged
     assert paged is not None, "the plan was made for the CPU"
@@ -127,8 +146,8 @@ def gqa_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, out
     assert q.dtype == cache.dtype == out.dtype, f"q {q.dtype}, cache {cache.dtype}, out {out.dtype}"
     assert q.stride(2) == cache.stride(4) == out.stride(1) == 1, "the last dimension must be contiguous"
     assert dim >= 16 and dim & (dim - 1) == 0, f"head dimension {dim} is no power of two from 16"
-    block_m, block_n, num_warps, num_stages = _tuning(q.dtype, dim)
-    _gqa_prefill_kernel[(q.shape[1], triton.cdiv(paged.long_len, block_m), paged.num_long)](
+    tuning = tuning or _tuning(q.dtype, dim)
+    _gqa_prefill_kernel[(q.shape[1], triton.cdiv(paged.long_len, tuning.block_m), paged.num_long)](
         q_ptr=q,
         keys_ptr=cache[0],
         values_ptr=cache[1],
@@ -148,15 +167,14 @@ def gqa_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, out
         GROUP=q.shape[1] // heads,
         BLOCK_SIZE=block_size,
         D=dim,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        BLOCK_M=tuning.block_m,
+        BLOCK_N=tuning.block_n,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
     )
 
 
-def _tuning(dtype: torch.dtype, dim: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps, stages."""
+def _tuning(dtype: torch.dtype, dim: int) -> GqaPrefillTuning:
     if dtype is torch.float32:
-        return 32, 32, 4, 2
-    return (128, 64, 8, 3) if dim >= 128 else (128, 64, 4, 3)
+        return GqaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=2)
+    return GqaPrefillTuning(block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=5)

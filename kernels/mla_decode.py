@@ -25,9 +25,10 @@ class MlaTuning:
     num_warps: int
     num_stages: int
     min_split: int
+    max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "tiles", "num_splits", "split_size", "table_stride"])
 def _mla_attention_kernel(
     q_ptr,  # [T, H, C + R]
     cache_ptr,  # [blocks, BLOCK_SIZE, C + R]
@@ -206,6 +207,7 @@ def _launch(
         BLOCK_N=tuning.block_n,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
     )
 
 

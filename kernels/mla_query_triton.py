@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _mla_query_kernel(
     q_ptr,  # [T, H, N + R]
     key_up_ptr,  # [H, N, C]

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _mla_value_kernel(
     latent_ptr,  # [T, H, C]
     value_up_ptr,  # [H, C, V]
