@@ -1,14 +1,18 @@
-"""A middleware that counts answered requests by method, route and status.
+"""A middleware that counts answered requests by method, route and status, and logs them at level debug.
 
 Outermost of the application's middlewares, so that what the others refuse is counted too.
 """
 
 import asyncio
+import logging
+from time import monotonic
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from headrace.gateway.stats import WorkerStats
+
+log = logging.getLogger(__name__)
 
 METHODS = frozenset(("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT", "PATCH"))
 CLIENT_GONE = 499  # nginx's number for a client that left before the answer
@@ -19,7 +23,7 @@ def count_requests(stats: WorkerStats) -> Middleware:
 
     @web.middleware
     async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status = 500
+        status, started = 500, monotonic()
         try:
             response = await handler(request)
             status = response.status
@@ -31,6 +35,9 @@ def count_requests(stats: WorkerStats) -> Middleware:
             raise
         finally:
             stats.on_response(_method(request), _route(request), status)
+            if log.isEnabledFor(logging.DEBUG):
+                took_ms = 1000 * (monotonic() - started)
+                log.debug("%s %r %d %.1f ms", _method(request), request.path, status, took_ms)
         return response
 
     return counted

@@ -18,6 +18,8 @@ from headrace.gateway.listen import reserve_port
 from headrace.gateway.readiness import greeting, wait_ready
 from headrace.gateway.rundir import run_directory, write_config
 from headrace.gateway.supervisor import Supervisor
+from headrace.ipc.endpoint import check_address
+from headrace.ipc.keys import load_engine_keys, load_gateway_keys
 
 ENGINE = "headrace.core.main"
 SYNTHETIC = "headrace.loadtest.synthetic"
@@ -33,9 +35,13 @@ def serve(config: Config, *, engine_module: str, engine_args: Sequence[str], pol
         engine_args: command-line arguments for that module, after --config and --index.
 
     Raises:
-        ConfigError: the port or the run directory cannot be used.
+        ConfigError: the port, the run directory, an engine's address or the keys cannot be used.
     """
     started = monotonic()
+    for address in config.wire.engines:
+        check_address(address, config.wire.curve_dir)
+    if config.wire.engines and config.wire.curve_dir:
+        load_gateway_keys(Path(config.wire.curve_dir))
     with ExitStack() as stack:
         held = stack.enter_context(reserve_port(config.gateway.host, config.gateway.port))
         run_dir = stack.enter_context(run_directory(config.wire.run_dir))
@@ -60,7 +66,14 @@ def serve(config: Config, *, engine_module: str, engine_args: Sequence[str], pol
 
 
 def serve_engine(config: Config, *, policy: RestartPolicy) -> int:
-    """Run one engine alone, for gateways elsewhere, at `config.wire.engines[0]`; returns the exit code."""
+    """Run one engine alone, for gateways elsewhere, at `config.wire.engines[0]`; returns the exit code.
+
+    Raises:
+        ConfigError: the address, the keys or the run directory cannot be used.
+    """
+    check_address(config.wire.engines[0], config.wire.curve_dir)
+    if config.wire.curve_dir:
+        load_engine_keys(Path(config.wire.curve_dir))
     with run_directory(config.wire.run_dir) as run_dir:
         path = write_config(run_dir, config)
         echo(f"starting an engine at {config.wire.engines[0]}")

@@ -80,14 +80,15 @@ async def start(run_dir: Path, *flags: str) -> RunningService:
 
 
 @asynccontextmanager
-async def running(run_dir: Path, *flags: str) -> AsyncIterator[RunningService]:
-    """A service that is ready; afterwards nothing of it is left."""
+async def running(run_dir: Path, *flags: str, greeted: bool = True) -> AsyncIterator[RunningService]:
+    """A service that is ready, unless not to be `greeted`; afterwards nothing of it is left."""
     service = await start(run_dir, *flags)
     listening = asyncio.create_task(service.listen())
     children: list[psutil.Process] = []
     try:
-        service.url = (await service.says(f"{READY.pattern}|<the supervisor has ended>"))[1] or ""
-        assert service.url, "\n".join(service.lines)
+        if greeted:
+            service.url = (await service.says(f"{READY.pattern}|<the supervisor has ended>"))[1] or ""
+            assert service.url, "\n".join(service.lines)
         children = service.children()
         yield service
     finally:
@@ -109,12 +110,12 @@ async def gone(processes: list[psutil.Process]) -> None:
 
 
 async def stream_tokens(
-    session: aiohttp.ClientSession, url: str, seed: int, max_tokens: int
+    session: aiohttp.ClientSession, url: str, seed: int, max_tokens: int, prompt: str = "Once"
 ) -> AsyncIterator[tuple[str, str, str]]:
     """(id line, text, finish_reason) of each event of one completion, over SSE, up to [DONE]."""
     body = {
         "model": MODEL,
-        "prompt": "Once",
+        "prompt": prompt,
         "max_tokens": max_tokens,
         "seed": seed,
         "ignore_eos": True,

@@ -185,6 +185,10 @@ def test_the_greeting_has_a_command_to_paste_and_no_key() -> None:
         (("serve", "--no-such-flag"), "No such option"),
         (("serve", "--dtype", "int3"), "int3"),
         (("engine", "--address", "tcp://0.0.0.0:5555", "--dtype", "int3"), "int3"),
+        (("engine", "--address", "tcp://0.0.0.0:5555"), "open to others"),
+        (("engine", "--address", "udp://0.0.0.0:5555"), "neither ipc://PATH nor tcp://"),
+        (("serve", "--engine-address", "tcp://192.0.2.1:5555"), "open to others"),
+        (("serve", "--engine-address", "tcp://192.0.2.1:5555", "--curve-dir", "/no/keys"), "cannot read"),
         (("models", "/no/such/folder"), "cannot read"),
     ],
 )
