@@ -107,7 +107,7 @@ def _choose_kernel(
         scores = 1.0 / (1.0 + tl.exp(-logits))
         choice = scores + tl.load(bias_ptr + offs, mask=mask, other=0.0)
     else:
-        shares = tl.exp(logits - tl.max(logits, 0))
+        shares = tl.exp(logits - tl.maximum(tl.max(logits, 0), -1e30))
         scores = shares / tl.sum(shares, 0)
         choice = scores
     # A row of NaN must still name experts that exist: what is no number is chosen last, above padding only.
