@@ -1,10 +1,12 @@
 """The whole step loop over a real model: however a request is batched, cut or moved, its tokens are the same."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import psutil
 import pytest
 import torch
 
@@ -180,6 +182,21 @@ def test_logprobs_belong_to_their_tokens(model: Model, small_path: Path, prompts
         assert found.top[0] == found.chosen
         assert list(found.top) == sorted(found.top, reverse=True)
         assert len(found.top_ids) == 3
+
+
+def test_memory_is_flat_over_2000_requests(model: Model, small_path: Path) -> None:
+    """Queues, tables, the prefix index and torch's allocator all have settled after the first 500."""
+    engine = make_engine(model, small_path)
+    process = psutil.Process()
+    rules = Sampling(max_tokens=2, temperature=0.9, repetition_penalty=1.1, logprobs=1)
+    sizes = []
+    for round_ in range(4):
+        prompts = [[(7 * i + round_) % 4000 + 4, i % 50 + 4, 9] for i in range(500)]
+        generate(engine, prompts, replace(rules, seed=1000 * round_), check_each_step=False)
+        gc.collect()
+        sizes.append(process.memory_info().rss)
+    # 2 KiB a request would be 3 MB over the last three rounds.
+    assert sizes[-1] - sizes[0] < 3 << 20, sizes
 
 
 class Poisoned:
