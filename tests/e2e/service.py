@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,9 +92,10 @@ async def running(run_dir: Path, *flags: str, greeted: bool = True) -> AsyncIter
         children = service.children()
         yield service
     finally:
-        if service.process.returncode is None:
-            children = service.children()
-            await service.end()
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            children = service.children() or children
+            service.process.send_signal(signal.SIGTERM)
+        await service.process.wait()
         await listening
         assert not [child for child in children if alive(child)], "\n".join(service.lines)
 

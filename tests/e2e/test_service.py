@@ -102,6 +102,25 @@ async def test_every_worker_answers_on_the_port(tmp_path: Path, session: aiohttp
         assert len({connection.laddr.port for connection in sockets}) == 1
 
 
+async def test_memory_is_flat_over_2000_requests(tmp_path: Path, session: aiohttp.ClientSession) -> None:
+    """What a request leaves behind in the worker would show: 2 KiB each would be past the limit."""
+
+    async def requests(count: int) -> int:
+        """Resident bytes of the worker after so many requests, 50 at a time."""
+        seeds = iter(range(count))
+
+        async def client() -> None:
+            for seed in seeds:
+                await drain(stream_tokens(session, service.url, seed, 8))
+
+        await asyncio.gather(*(client() for _ in range(50)))
+        return int(service.child(WORKER, 0).memory_info().rss)
+
+    async with running(tmp_path) as service:
+        warm = await requests(1000)
+        assert await requests(2000) - warm < 4 << 20
+
+
 async def test_a_killed_engine_is_restarted(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     async with running(tmp_path, "--step-ms", "2") as service:
         ready = f"{service.url}/ready"
