@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.core.bench import attention_kernels
+from headrace.core.bench import attention_kernels, moe_kernels
 from headrace.core.bench.kernel_case import HEADER, KernelCase, time_case
 from headrace.core.bench.record import card, commit, versions
 
@@ -27,6 +27,7 @@ class Group:
 
 GROUPS: Mapping[str, Group] = {
     "attention": Group(attention_kernels.check, attention_kernels.cases, attention_kernels.sweep),
+    "moe": Group(moe_kernels.check, moe_kernels.cases, moe_kernels.sweep),
 }
 
 

@@ -1,0 +1,344 @@
+"""The kernels of the expert half, and the dense products, at the shapes of Qwen3-30B-A3B and DeepSeek-V2-Lite.
+
+Beside them the vendor's products (cuBLAS through F.linear, grouped_mm) on the same operands. Used by kernels.py.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.core.bench.kernel_case import Call, KernelCase
+from headrace.kernels.expert_sort import ExpertOrder, launch_expert_sort
+from headrace.kernels.experts import ExpertWeights, experts, experts_ref
+from headrace.kernels.experts_cuda import experts_tuning
+from headrace.kernels.experts_one import launch_experts_one
+from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_down, launch_gate_up
+from headrace.kernels.fp8_block import Fp8Weight
+from headrace.kernels.linear import linear, linear_add, norm_linear
+from headrace.kernels.linear_few import FewTuning, launch_linear_few
+from headrace.kernels.random_uniform import FRACTION_BITS
+from headrace.kernels.rms_norm import NormWeight, add_rms_norm
+from headrace.kernels.route_softmax import route_softmax
+from headrace.kernels.sample import sample
+from headrace.kernels.silu_mul import silu_mul
+
+DTYPE = torch.bfloat16
+DEVICE = "cuda"
+VOCAB = 151936
+TOKENS = (1, 8, 64, 256, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """One model's sparse layer."""
+
+    name: str
+    experts: int
+    top_k: int
+    hidden: int
+    size: int
+
+    def hit(self, tokens: int) -> float:
+        """Experts that random choices of so many tokens reach, on average."""
+        return self.experts * (1 - (1 - self.top_k / self.experts) ** tokens)
+
+
+QWEN = Moe("qwen3", 128, 8, 2048, 768)
+LITE = Moe("v2-lite", 64, 6, 2048, 1408)
+
+
+def check() -> None:
+    """A few tokens through the sparse layer, against the reference's loop."""
+    for fp8, tokens in product((False, True), (1, 9)):
+        gate_up, down = _stacks(replace(QWEN, experts=16), fp8)
+        weights = ExpertWeights(gate_up, down)
+        x, (ids, scales) = _random(tokens, 2048), _choice(tokens, 16, 4)
+        expected = experts_ref(x.float(), weights, ids, scales, None)
+        error = (experts(x, weights, ids, scales, None).float() - expected).norm() / expected.norm()
+        assert error < 1e-2, f"experts, {tokens} tokens, fp8 {fp8}: error ratio {error:.1e}"
+
+
+def cases() -> list[KernelCase]:
+    """The operations as they are called."""
+    found: list[KernelCase] = []
+    for tokens in TOKENS:
+        found += _dense(tokens)
+        found += [_norm(tokens), _swiglu(tokens), _router(tokens)]
+        for moe, fp8 in product((QWEN, LITE), (False, True)):
+            found += _sparse(moe, tokens, fp8)
+    for rows, mode in product((1, 64, 256), ("greedy", "plain", "top_p", "top_k")):
+        found.append(_sample(rows, mode))
+    return found
+
+
+def sweep() -> list[KernelCase]:
+    """Other launch choices of the products."""
+    found = [
+        _few("sweep qkv", 1, 5120, 2048, FewTuning(n, k, warps, stages))
+        for n, k, warps, stages in product((2, 4, 8), (1024, 2048), (4,), (1, 3))
+    ]
+    found += [
+        _few("sweep qkv", tokens, 5120, 2048, FewTuning(n, k, 4, stages))
+        for tokens, n, k, stages in product((8, 64), (16, 32, 64), (128, 256), (3, 5))
+    ]
+    found += [_one(blocks, fp8) for blocks, fp8 in product(((2, 2), (4, 4), (8, 8), (4, 8)), (False, True))]
+    few = product((16,), (32, 64), (64, 128, 256), (4, 8), (3, 5))
+    many = product((64, 128), (64, 128), (64,), (4, 8), (3, 4))
+    for (tokens, choices), fp8 in product(((64, list(few)), (4096, list(many))), (False, True)):
+        for m, n, k, warps, stages in choices:
+            if fp8 and (tokens > 64 or k > 128):
+                continue
+            found += _parts(QWEN, tokens, fp8, m, TileTuning(n, k, warps, stages))
+    return found
+
+
+def _dense(tokens: int) -> list[KernelCase]:
+    found = []
+    for name, rows, cols in (("qkv", 5120, 2048), ("o", 2048, 4096), ("head", VOCAB, 2048)):
+        if name == "head" and tokens > 256:
+            continue
+        calls: list[tuple[str, int, Callable[[Tensor, Tensor | Fp8Weight], Call]]] = [
+            ("cublas", 2, _vendor),
+            ("linear", 2, lambda x, w: partial(linear, x, w)),
+            ("linear fp8", 1, lambda x, w: partial(linear, x, w)),
+        ]
+        if name == "qkv":
+            calls.append(("norm_linear", 2, lambda x, w: partial(norm_linear, x, _gain(), w)))
+        if name == "o":
+            calls.append(("linear_add", 2, lambda x, w: partial(linear_add, x, w, _random(len(x), 2048))))
+        for kind, size, make in calls:
+            moved = rows * cols * size + tokens * (rows + cols) * 2
+            build = partial(_dense_calls, make, tokens, rows, cols, size == 1)
+            found.append(KernelCase(f"{kind} {name} T={tokens}", moved, 2 * tokens * rows * cols, build))
+    return found
+
+
+def _dense_calls(
+    make: Callable[[Tensor, Tensor | Fp8Weight], Call],
+    tokens: int,
+    rows: int,
+    cols: int,
+    fp8: bool,
+    count: int,
+) -> Sequence[Call]:
+    return [make(_random(tokens, cols), _weight(rows, cols, fp8)) for _ in range(count)]
+
+
+def _vendor(x: Tensor, weight: Tensor | Fp8Weight) -> Call:
+    assert isinstance(weight, Tensor)
+    return partial(F.linear, x, weight)
+
+
+def _few(label: str, tokens: int, rows: int, cols: int, t: FewTuning) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        return [
+            partial(launch_linear_few, _random(tokens, cols), _weight(rows, cols, False), _gain(), None, t)
+            for _ in range(count)
+        ]
+
+    name = f"{label} T={tokens} n{t.block_n} k{t.block_k} w{t.num_warps} s{t.num_stages}"
+    return KernelCase(name, rows * cols * 2, 2 * tokens * rows * cols, calls)
+
+
+def _norm(tokens: int) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        return [
+            partial(add_rms_norm, _random(tokens, 2048), _random(tokens, 2048), _gain()) for _ in range(count)
+        ]
+
+    return KernelCase(f"add_rms_norm T={tokens}", tokens * 2048 * 2 * 4, 0, calls)
+
+
+def _swiglu(tokens: int) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        return [partial(silu_mul, _random(tokens, 2 * 2816)) for _ in range(count)]
+
+    return KernelCase(f"silu_mul T={tokens}", tokens * 2816 * 2 * 3, 0, calls)
+
+
+def _router(tokens: int) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        gates = [torch.randn(128, 2048, device=DEVICE) for _ in range(count)]
+        return [partial(route_softmax, _random(tokens, 2048), gate, 8, 1, 1, True, 1.0) for gate in gates]
+
+    return KernelCase(
+        f"router T={tokens}", 128 * 2048 * 4 + tokens * 2048 * 2, 2 * tokens * 128 * 2048, calls
+    )
+
+
+def _sparse(moe: Moe, tokens: int, fp8: bool) -> list[KernelCase]:
+    """The layer as called, and its parts where tiles are used."""
+    kind = f"{moe.name} {'fp8' if fp8 else 'bf16'} T={tokens}"
+    size = 1 if fp8 else 2
+    weights = moe.hit(tokens) * 3 * moe.size * moe.hidden * size
+    moved = weights + tokens * moe.hidden * 4
+    flops = 6 * tokens * moe.top_k * moe.size * moe.hidden
+
+    def calls(count: int) -> Sequence[Call]:
+        stacks = ExpertWeights(*_stacks(moe, fp8))
+        return [
+            partial(
+                experts, _random(tokens, moe.hidden), stacks, *_choice(tokens, moe.experts, moe.top_k), None
+            )
+            for _ in range(count)
+        ]
+
+    found = [KernelCase(f"experts {kind}", moved, flops, calls)]
+    if moe is QWEN and not fp8:
+        found.append(KernelCase(f"grouped_mm {kind}", weights * 2 / 3, flops * 2 / 3, _grouped(moe, tokens)))
+    if tokens > 1 and not (fp8 and tokens > 256):
+        tuning = experts_tuning(tokens * moe.top_k // moe.experts, fp8=fp8)
+        found += _parts(moe, tokens, fp8, tuning.block_m, tuning.gate_up, tuning.down)
+        found.append(_sort_and_combine(moe, tokens, tuning.block_m))
+    return found
+
+
+def _parts(
+    moe: Moe, tokens: int, fp8: bool, block_m: int, gate_up: TileTuning, down: TileTuning | None = None
+) -> list[KernelCase]:
+    """The two products over ready-made tiles."""
+    down = gate_up if down is None else down
+    pairs = tokens * moe.top_k
+    weights = moe.hit(tokens) * moe.size * moe.hidden * (1 if fp8 else 2)
+    flops = 2 * pairs * moe.size * moe.hidden
+
+    def orders(count: int) -> Iterable[tuple[ExpertOrder, Tensor]]:
+        for _ in range(count):
+            ids, scales = _choice(tokens, moe.experts, moe.top_k)
+            yield launch_expert_sort(ids, moe.experts, block_m), scales
+
+    def up_calls(count: int) -> Sequence[Call]:
+        stack, _ = _stacks(moe, fp8)
+        return [
+            partial(launch_gate_up, _random(tokens, moe.hidden), stack, order, moe.top_k, gate_up)
+            for order, _ in orders(count)
+        ]
+
+    def down_calls(count: int) -> Sequence[Call]:
+        _, stack = _stacks(moe, fp8)
+        dtype = torch.float32 if pairs // moe.experts < 32 else DTYPE
+        return [
+            partial(launch_down, _random(pairs, moe.size), stack, scales, order, dtype, down)
+            for order, scales in orders(count)
+        ]
+
+    kind = f"{moe.name} {'fp8' if fp8 else 'bf16'} T={tokens} m{block_m}"
+    up_moved = 2 * weights + pairs * moe.size * 2
+    down_moved = weights + pairs * (moe.size * 2 + moe.hidden * (4 if pairs // moe.experts < 32 else 2))
+    return [
+        KernelCase(f"gate_up {kind} {_short(gate_up)}", up_moved, 2 * flops, up_calls),
+        KernelCase(f"down {kind} {_short(down)}", down_moved, flops, down_calls),
+    ]
+
+
+def _sort_and_combine(moe: Moe, tokens: int, block_m: int) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        found: list[Call] = []
+        for _ in range(count):
+            ids, _ = _choice(tokens, moe.experts, moe.top_k)
+            parts = torch.randn(tokens * moe.top_k, moe.hidden, device=DEVICE)
+            found += [partial(_both, ids, moe.experts, block_m, parts, moe.top_k)]
+        return found
+
+    return KernelCase(f"sort + combine {moe.name} T={tokens}", tokens * moe.top_k * moe.hidden * 4, 0, calls)
+
+
+def _both(ids: Tensor, num_experts: int, block_m: int, parts: Tensor, top_k: int) -> None:
+    launch_expert_sort(ids, num_experts, block_m)
+    launch_combine(parts, top_k, DTYPE, None)
+
+
+def _one(blocks: tuple[int, int], fp8: bool) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        stacks = _stacks(QWEN, fp8)
+        return [
+            partial(launch_experts_one, _random(1, 2048), *stacks, *_choice(1, 128, 8), None, blocks)
+            for _ in range(count)
+        ]
+
+    kind = "fp8" if fp8 else "bf16"
+    return KernelCase(f"sweep one {kind} n{blocks}", 24 * 768 * 2048 * (1 if fp8 else 2), 0, calls)
+
+
+def _grouped(moe: Moe, tokens: int) -> Callable[[int], Sequence[Call]]:
+    def calls(count: int) -> Sequence[Call]:
+        stack, _ = _stacks(moe, False)
+        assert isinstance(stack, Tensor)
+        found: list[Call] = []
+        for _ in range(count):
+            ids, _ = _choice(tokens, moe.experts, moe.top_k)
+            ends = torch.bincount(ids.flatten(), minlength=moe.experts).cumsum(0).int()
+            x = _random(tokens * moe.top_k, moe.hidden)
+            found.append(partial(F.grouped_mm, x, stack.transpose(1, 2), offs=ends))
+        return found
+
+    return calls
+
+
+def _sample(rows: int, mode: str) -> KernelCase:
+    settings = {
+        "greedy": (0.0, 0, 1.0),
+        "plain": (1.0, 0, 1.0),
+        "top_p": (0.7, 0, 0.9),
+        "top_k": (0.7, 20, 0.9),
+    }
+    temperature, top_k, top_p = settings[mode]
+
+    def calls(count: int) -> Sequence[Call]:
+        columns = (
+            torch.full((rows,), temperature, device=DEVICE),
+            torch.full((rows,), top_k, device=DEVICE),
+            torch.full((rows,), top_p, device=DEVICE),
+            torch.zeros(rows, device=DEVICE),
+        )
+        uniform = torch.randint(0, 1 << FRACTION_BITS, (rows,), device=DEVICE)
+        return [
+            partial(sample, torch.randn(rows, VOCAB, device=DEVICE) * 2, *columns, uniform)
+            for _ in range(min(count, 20))
+        ]
+
+    return KernelCase(f"sample {mode} S={rows}", rows * VOCAB * 4, 0, calls)
+
+
+def _short(tuning: TileTuning) -> str:
+    return f"n{tuning.block_n} k{tuning.block_k} w{tuning.num_warps} s{tuning.num_stages}"
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DTYPE, device=DEVICE)
+
+
+@cache
+def _gain() -> NormWeight:
+    return NormWeight(_random(2048), 1e-6)
+
+
+def _weight(rows: int, cols: int, fp8: bool) -> Tensor | Fp8Weight:
+    if not fp8:
+        return _random(rows, cols).mul_(cols**-0.5)
+    scales = torch.rand(-(-rows // 128), -(-cols // 128), device=DEVICE) / cols
+    return Fp8Weight(_random(rows, cols).to(torch.float8_e4m3fn), scales)
+
+
+@cache
+def _stacks(moe: Moe, fp8: bool) -> tuple[Tensor | Fp8Weight, Tensor | Fp8Weight]:
+    """gate_up and down of one layer: larger than any cache once some experts are hit."""
+    found: list[Tensor | Fp8Weight] = []
+    for rows, cols in ((2 * moe.size, moe.hidden), (moe.hidden, moe.size)):
+        values = _random(moe.experts, rows, cols)
+        if fp8:
+            scales = torch.rand(moe.experts, -(-rows // 128), -(-cols // 128), device=DEVICE) * cols**-0.5
+            found.append(Fp8Weight(values.to(torch.float8_e4m3fn), scales))
+        else:
+            found.append(values.mul_(cols**-0.5))
+    return found[0], found[1]
+
+
+def _choice(tokens: int, num_experts: int, top_k: int) -> tuple[Tensor, Tensor]:
+    scales, ids = torch.rand(tokens, num_experts, device=DEVICE).topk(top_k, -1)
+    return ids, scales
