@@ -7,7 +7,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -82,9 +82,10 @@ def serve_engine(config: Config, *, policy: RestartPolicy) -> int:
 
 
 def echo(line: str) -> None:
-    """Everything for the operator goes to stderr, whole lines only."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    """Everything for the operator goes to stderr, whole lines only; a service outlives the reader of its log."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _engine(module: str, config: Path, index: int, args: Sequence[str]) -> ChildSpec:

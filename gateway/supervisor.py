@@ -20,7 +20,7 @@ ECHO_S = (
 
 
 class Supervisor:
-    """Runs until SIGTERM or SIGINT (drain, then exit code 0) or until a role has no child left (exit code 1).
+    """Runs until SIGTERM, SIGINT or SIGHUP (drain, then exit code 0) or until a role has no child left (exit code 1).
 
     Args:
         specs: the children; engines and workers are told apart by their role.
@@ -45,8 +45,9 @@ class Supervisor:
             greet: awaits readiness and says so; cancelled when the service ends before.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+                loop.add_signal_handler(number, self._on_signal, number)
         greeting = asyncio.create_task(greet())
         runs = {asyncio.create_task(child.run()): child for child in self._children}
         try:

@@ -25,6 +25,8 @@ class RunningService:
     process: asyncio.subprocess.Process
     url: str
     run_dir: Path
+    _log: asyncio.StreamReader
+    _transport: asyncio.ReadTransport
     lines: list[str] = field(default_factory=list)
     _said: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -42,14 +44,17 @@ class RunningService:
 
     async def listen(self) -> None:
         """Collect lines until the supervisor has ended."""
-        assert self.process.stderr is not None
-        while line := await self.process.stderr.readline():
+        while line := await self._log.readline():
             async with self._said:
                 self.lines.append(line.decode().rstrip())
                 self._said.notify_all()
         async with self._said:
             self.lines.append("<the supervisor has ended>")
             self._said.notify_all()
+
+    def stop_listening(self) -> None:
+        """Close our end of the pipe: the supervisor's next line finds no reader."""
+        self._transport.close()
 
     def children(self, module: str = "") -> list[psutil.Process]:
         """The child processes; with `module`, only those that run it."""
@@ -70,13 +75,19 @@ class RunningService:
 
 async def start(run_dir: Path, *flags: str) -> RunningService:
     """Start a service on a free port; returns before it is ready."""
+    ours, theirs = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "headrace", "serve", "--port", "0", "--served-name", MODEL),
         *("--run-dir", str(run_dir), "--engine", "synthetic", *flags),
-        stderr=asyncio.subprocess.PIPE,
+        stderr=theirs,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return RunningService(process, "", run_dir)
+    os.close(theirs)
+    log = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(log), os.fdopen(ours, "rb")
+    )
+    return RunningService(process, "", run_dir, log, transport)
 
 
 @asynccontextmanager
@@ -97,6 +108,7 @@ async def running(run_dir: Path, *flags: str, greeted: bool = True) -> AsyncIter
             service.process.send_signal(signal.SIGTERM)
         await service.process.wait()
         await listening
+        service.stop_listening()
         assert not [child for child in children if alive(child)], "\n".join(service.lines)
 
 
