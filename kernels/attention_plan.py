@@ -57,6 +57,7 @@ def plan_attention(
     block_size: int,
     max_query_len: int,
     max_context_len: int,
+    prefill_context: int | None = None,
     split_size: int | None = None,
 ) -> AttentionPlan:
     """Divide a step's rows. The arguments are fields of core.batch.Batch.
@@ -65,13 +66,21 @@ def plan_attention(
         num_decodes: the first rows, with one query token each.
         max_query_len, max_context_len: on a card bounds will do: a step that is captured once gives those of
             every replay.
+        prefill_context: positions of the contexts of the rows behind the decodes; None = not counted.
         split_size: on a card, positions of a part of a split context; a multiple of 64. Results then do not
             depend on which other rows there are.
     """
     if query_starts.device.type == "cpu":
         return _plan_dense(query_starts, context_lens, block_tables, num_decodes, block_size)
     return plan_device(
-        query_starts, context_lens, block_tables, num_decodes, max_query_len, max_context_len, split_size
+        query_starts,
+        context_lens,
+        block_tables,
+        num_decodes,
+        max_query_len,
+        max_context_len,
+        prefill_context,
+        split_size,
     )
 
 
@@ -82,11 +91,11 @@ def plan_device(
     num_decodes: int,
     max_query_len: int,
     max_context_len: int,
+    prefill_context: int | None = None,
     split_size: int | None = None,
 ) -> AttentionPlan:
     """The plan of the device kernels; reads no tensor, so that it never waits and can be captured."""
-    rows = context_lens.shape[0]
-    paged = plan_paged(rows, num_decodes, max_query_len, max_context_len, query_starts.device, split_size)
+    paged = plan_paged(context_lens, num_decodes, max_query_len, max_context_len, prefill_context, split_size)
     return AttentionPlan(query_starts, context_lens, block_tables, paged=paged)
 
 

@@ -143,7 +143,8 @@ def gqa_decode(
     _, _, block_size, heads, dim = cache.shape
     group = q.shape[1] // heads
     _check(q, cache, out)
-    block_m = max(16, min(64, triton.next_power_of_2(group * paged.short_len)))
+    largest = 16 if q.dtype is torch.float32 else 64
+    block_m = max(16, min(largest, triton.next_power_of_2(group * paged.short_len)))
     tiles = triton.cdiv(group * paged.short_len, block_m)
     tuning = tuning or _tuning(q.dtype)
     splits = make_splits(paged, paged.num_short * tiles * heads, (block_m, dim), tuning.min_split)

@@ -24,27 +24,42 @@ class PagedPlan:
     capacity: int  # positions of the longest context that may come
     split_size: int | None  # positions of a split where results must not depend on batch-mates; None = free
     num_sms: int
+    long_context: int  # positions of the long rows' contexts together; more will do
+    long_starts: Tensor  # [num_long] int32: positions of the long rows before
     counters: Tensor  # [num_short * COUNTERS_PER_ROW] int32: arrivals of a tile's splits; 0 between calls
 
 
 def plan_paged(
-    num_rows: int,
+    context_lens: Tensor,
     num_decodes: int,
     max_query_len: int,
     max_context_len: int,
-    device: torch.device,
+    prefill_context: int | None,
     split_size: int | None,
 ) -> PagedPlan:
-    """Divide the rows. A step whose rows are all short is one call, whatever its rows' lengths."""
+    """Divide the rows. A step whose rows are all short is one call, whatever its rows' lengths.
+
+    Arguments as of `plan_attention`.
+    """
+    device, num_rows = context_lens.device, context_lens.shape[0]
     num_short = num_rows if max_query_len <= SHORT_QUERY else num_decodes
-    on_card = device.type == "cuda"
+    num_long = num_rows - num_short
+    long = context_lens[num_short:]
     return PagedPlan(
         num_short=num_short,
         short_len=max_query_len if num_short == num_rows else 1,
-        num_long=num_rows - num_short,
+        num_long=num_long,
         long_len=max_query_len,
         capacity=max_context_len,
         split_size=split_size,
-        num_sms=torch.cuda.get_device_properties(device).multi_processor_count if on_card else _DEFAULT_SMS,
+        num_sms=_num_sms(device),
+        long_context=num_long * max_context_len if prefill_context is None else prefill_context,
+        long_starts=(long.cumsum(0, dtype=torch.int32) - long) if num_long else long,
         counters=torch.zeros(num_short * COUNTERS_PER_ROW, dtype=torch.int32, device=device),
     )
+
+
+def _num_sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _DEFAULT_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count

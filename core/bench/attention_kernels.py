@@ -14,6 +14,7 @@ from headrace.kernels.attention_plan import AttentionPlan, plan_device
 from headrace.kernels.gqa_attention import gqa_attention_paged, gqa_attention_ref
 from headrace.kernels.gqa_decode import GqaDecodeTuning, gqa_decode
 from headrace.kernels.gqa_prefill import GqaPrefillTuning, gqa_prefill
+from headrace.kernels.mla_attend import MlaUp, mla_attend_expanded
 from headrace.kernels.mla_attention import mla_attention_paged, mla_attention_ref
 from headrace.kernels.mla_decode import MlaTuning, mla_decode
 from headrace.kernels.mla_kv_write import mla_kv_write
@@ -66,7 +67,8 @@ def cases() -> list[KernelCase]:
     for query_lens, contexts in _prefills():
         name = f"prefill {len(query_lens)} x {query_lens[0]} of {contexts[0]}"
         found.append(_gqa(f"gqa {name}", query_lens, contexts))
-        found.append(_mla(f"mla {name}", query_lens, contexts))
+        found.append(_mla(f"mla {name}, latent", query_lens, contexts))
+        found.append(_expanded(f"mla {name}, expanded", query_lens, contexts))
     found += [_gqa_write(8192), _mla_write(8192), _mla_query(8192), _mla_value(8192)]
     return found
 
@@ -135,11 +137,9 @@ def _products() -> Iterator[KernelCase]:
 
 
 def _brief(tuning: GqaDecodeTuning | GqaPrefillTuning | MlaTuning) -> str:
-    return " ".join(
-        f"{name[:1]}{name[-1:]}{getattr(tuning, name)}"
-        for name in type(tuning).__dataclass_fields__
-        if getattr(tuning, name) is not None
-    )
+    """Block sizes, warps, stages and so on, in the order of the fields."""
+    values = (getattr(tuning, name) for name in type(tuning).__dataclass_fields__)
+    return "/".join(str(value) for value in values if value is not None)
 
 
 def _prefills() -> list[tuple[Lengths, Lengths]]:
@@ -163,7 +163,14 @@ def _plan(query_lens: Lengths, contexts: Lengths, split_size: int | None = None)
     lengths = torch.tensor(contexts, dtype=torch.int32)
     longest = max(query_lens)
     plan = plan_device(
-        starts.to(DEVICE), lengths.to(DEVICE), tables.to(DEVICE), decodes, longest, CAPACITY, split_size
+        starts.to(DEVICE),
+        lengths.to(DEVICE),
+        tables.to(DEVICE),
+        decodes,
+        longest,
+        CAPACITY,
+        sum(contexts[decodes:]),
+        split_size,
     )
     return plan, blocks
 

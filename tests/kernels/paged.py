@@ -35,6 +35,7 @@ def ragged_plan(
         num_decodes,
         max(query_lens),
         max(capacity, *context_lens),
+        sum(context_lens[num_decodes:]),
         split_size,
     )
     return plan, num_blocks

@@ -1,0 +1,269 @@
+"""MLA prefill with keys and values of every head: a third of the work of the latent form for long queries.
+
+Gathers the latents of the long rows, expands them by one product, and attends. Called by mla_attend on a card.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.attention_plan import AttentionPlan
+from headrace.kernels.attention_split import add_scores
+from headrace.kernels.gqa_decode import LOG2_E
+from headrace.kernels.paged_plan import PagedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class MlaPrefillTuning:
+    """Launch choices of one shape."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit(do_not_specialize=["first_row", "table_stride"])
+def _gather_kernel(
+    cache_ptr,  # [blocks, BLOCK_SIZE, WIDTH]
+    context_lens_ptr,
+    tables_ptr,
+    starts_ptr,  # [long rows] int32, where a row's latents begin in out
+    out_ptr,  # [S, WIDTH]
+    first_row,
+    block_stride,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    i_row = tl.program_id(1)
+    context = tl.load(context_lens_ptr + first_row + i_row)
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if tl.program_id(0) * BLOCK_N >= context:
+        return
+    o_w = tl.arange(0, BLOCK_W)
+    within = (o_n < context)[:, None] & (o_w < WIDTH)[None, :]
+    table = tables_ptr + (first_row + i_row).to(tl.int64) * table_stride
+    block = tl.load(table + o_n // BLOCK_SIZE, mask=o_n < context, other=0).to(tl.int64)
+    p_in = cache_ptr + (block * block_stride + (o_n % BLOCK_SIZE) * WIDTH)[:, None] + o_w[None, :]
+    at = (tl.load(starts_ptr + i_row) + o_n).to(tl.int64)
+    tl.store(out_ptr + at[:, None] * WIDTH + o_w[None, :], tl.load(p_in, mask=within), mask=within)
+
+
+@triton.jit
+def _attend(
+    acc,
+    m,
+    total,
+    b_q,
+    b_q_turned,
+    position,
+    keys,
+    values,
+    turned,
+    first,
+    end,
+    scale,
+    kv_stride,
+    turned_stride,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Take positions first..end - 1 into the running result; without MASKED all queries see all of them."""
+    o_k = tl.arange(0, N)
+    o_r = tl.arange(0, R)
+    o_v = tl.arange(0, V)
+    for n in range(first, end, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)
+        at = o_n.to(tl.int64) * kv_stride
+        turned_at = o_n.to(tl.int64) * turned_stride
+        if MASKED:
+            within = o_n < end
+            b_k = tl.load(keys + at[None, :] + o_k[:, None], mask=within[None, :], other=0.0)
+            b_t = tl.load(turned + turned_at[None, :] + o_r[:, None], mask=within[None, :], other=0.0)
+            b_v = tl.load(values + at[:, None] + o_v[None, :], mask=within[:, None], other=0.0)
+        else:
+            b_k = tl.load(keys + at[None, :] + o_k[:, None])
+            b_t = tl.load(turned + turned_at[None, :] + o_r[:, None])
+            b_v = tl.load(values + at[:, None] + o_v[None, :])
+        scores = tl.dot(b_q, b_k, input_precision="ieee")
+        scores = tl.dot(b_q_turned, b_t, scores, input_precision="ieee") * scale
+        if MASKED:
+            scores = tl.where(o_n[None, :] > position[:, None], float("-inf"), scores)
+        weights, decay, m, total = add_scores(scores, m, total)
+        acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None], input_precision="ieee")
+    return acc, m, total
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def _mla_prefill_kernel(
+    q_ptr,  # [T, H, N + R], not yet rotated
+    kv_ptr,  # [S, H, N + V]
+    latents_ptr,  # [S, C + R]: the rotary keys are its last R columns
+    rotation_ptr,  # [T, R / 2, 2] float32
+    query_starts_ptr,
+    context_lens_ptr,
+    starts_ptr,  # [long rows] int32
+    out_ptr,  # [T, H, V]
+    scale,  # of the scores, times log2(e)
+    first_row,
+    q_stride_t,
+    q_stride_h,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    i_head = tl.program_id(0)
+    # The last tiles see most: they start first.
+    i_tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    i_row = first_row + tl.program_id(2)
+    start = tl.load(query_starts_ptr + i_row)
+    num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
+    if i_tile * BLOCK_M >= num_tokens:
+        return
+    cached = tl.load(context_lens_ptr + i_row) - num_tokens
+    token = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = (token < num_tokens)[:, None]
+    position = cached + token
+    token_at = (start + token).to(tl.int64)
+    p_q = q_ptr + (token_at * q_stride_t + i_head * q_stride_h)[:, None]
+    b_q = tl.load(p_q + tl.arange(0, N)[None, :], mask=rows, other=0.0)
+
+    o_pair = tl.arange(0, R // 2)[None, :]
+    o_a = 2 * o_pair if INTERLEAVED else o_pair
+    o_b = 2 * o_pair + 1 if INTERLEAVED else o_pair + R // 2
+    a = tl.load(p_q + N + o_a, mask=rows, other=0.0).to(tl.float32)
+    b = tl.load(p_q + N + o_b, mask=rows, other=0.0).to(tl.float32)
+    p_rotation = rotation_ptr + token_at[:, None] * R + 2 * o_pair
+    cos = tl.load(p_rotation, mask=rows, other=0.0)
+    sin = tl.load(p_rotation + 1, mask=rows, other=0.0)
+    pairs = tl.join(a * cos - b * sin, b * cos + a * sin)
+    if not INTERLEAVED:
+        pairs = tl.permute(pairs, (0, 2, 1))
+    b_q_turned = tl.reshape(pairs, (BLOCK_M, R)).to(b_q.dtype)
+
+    first_key = tl.load(starts_ptr + tl.program_id(2)).to(tl.int64)
+    keys = kv_ptr + (first_key * H + i_head) * (N + V)
+    turned = latents_ptr + first_key * (C + R) + C
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, V], tl.float32)
+    seen_by_all = (cached + i_tile * BLOCK_M + 1) // BLOCK_N * BLOCK_N
+    end = cached + tl.minimum((i_tile + 1) * BLOCK_M, num_tokens)
+    acc, m, total = _attend(
+        acc, m, total, b_q, b_q_turned, position, keys, keys + N, turned, 0, seen_by_all, scale,
+        H * (N + V), C + R, False, N, R, V, BLOCK_N,
+    )  # fmt: skip
+    acc, m, total = _attend(
+        acc, m, total, b_q, b_q_turned, position, keys, keys + N, turned, seen_by_all, end, scale,
+        H * (N + V), C + R, True, N, R, V, BLOCK_N,
+    )  # fmt: skip
+    p_out = out_ptr + (token_at * H + i_head)[:, None] * V + tl.arange(0, V)[None, :]
+    tl.store(p_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows)
+
+
+def mla_expanded(
+    q: Tensor,
+    cache: Tensor,
+    up: Tensor,
+    rotation: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    interleaved: bool,
+    out: Tensor,
+    tuning: MlaPrefillTuning | None = None,
+) -> None:
+    """Fill `out` for the plan's long rows.
+
+    Args:
+        q: [T, H, N + R], not yet rotated; N, R and V are powers of two.
+        cache: [blocks, block_size, C + R] of one layer.
+        up: [H * (N + V), C], kv_b_proj.
+        rotation: [T, 1, R / 2] complex64, see `rope`.
+        plan: with its paged part.
+        scale: factor of the scores.
+        interleaved: see `rope`.
+        out: [T, H * V], written for the tokens of long rows.
+        tuning: None = by dtype.
+    """
+    paged = plan.paged
+    assert paged is not None, "the plan was made for the CPU"
+    heads, width = q.shape[1:]
+    rank = up.shape[1]
+    turning = cache.shape[2] - rank
+    nope, value = width - turning, out.shape[1] // heads
+    assert q.stride(2) == 1 and cache.is_contiguous() and out.is_contiguous(), f"q strides {q.stride()}"
+    assert q.dtype == cache.dtype == up.dtype, f"q {q.dtype}, cache {cache.dtype}, up {up.dtype}"
+    assert up.shape[0] == heads * (nope + value), (
+        f"up {tuple(up.shape)} for {heads} heads of {nope} + {value}"
+    )
+    latents = _gather(cache, plan, paged)
+    expanded = F.linear(latents[:, :rank], up)
+    tuning = tuning or _tuning(q.dtype)
+    _mla_prefill_kernel[(heads, triton.cdiv(paged.long_len, tuning.block_m), paged.num_long)](
+        q_ptr=q,
+        kv_ptr=expanded,
+        latents_ptr=latents,
+        rotation_ptr=torch.view_as_real(rotation),
+        query_starts_ptr=plan.query_starts,
+        context_lens_ptr=plan.context_lens,
+        starts_ptr=paged.long_starts,
+        out_ptr=out,
+        scale=scale * LOG2_E,
+        first_row=paged.num_short,
+        q_stride_t=q.stride(0),
+        q_stride_h=q.stride(1),
+        H=heads,
+        N=nope,
+        R=turning,
+        V=value,
+        C=rank,
+        BLOCK_M=tuning.block_m,
+        BLOCK_N=tuning.block_n,
+        INTERLEAVED=interleaved,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+
+
+def _gather(cache: Tensor, plan: AttentionPlan, paged: PagedPlan) -> Tensor:
+    """[S, C + R]: the cache rows of the long rows' contexts, one row after the other."""
+    width = cache.shape[2]
+    out = cache.new_empty(paged.long_context, width)
+    block_n = 16
+    _gather_kernel[(triton.cdiv(paged.capacity, block_n), paged.num_long)](
+        cache_ptr=cache,
+        context_lens_ptr=plan.context_lens,
+        tables_ptr=plan.block_tables,
+        starts_ptr=paged.long_starts,
+        out_ptr=out,
+        first_row=paged.num_short,
+        block_stride=cache.stride(0),
+        table_stride=plan.block_tables.stride(0),
+        BLOCK_SIZE=cache.shape[1],
+        WIDTH=width,
+        BLOCK_N=block_n,
+        BLOCK_W=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return out
+
+
+def _tuning(dtype: torch.dtype) -> MlaPrefillTuning:
+    if dtype is torch.float32:
+        return MlaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=1)
+    return MlaPrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=3)
