@@ -222,6 +222,23 @@ def _mla(
     return KernelCase(name, size, 2.0 * H * (2 * C + R) * _pairs(query_lens, contexts), calls)
 
 
+def _expanded(name: str, query_lens: Lengths, contexts: Lengths) -> KernelCase:
+    """The expanded form as a whole: gather, product, attention."""
+    tokens = sum(query_lens)
+
+    def calls(count: int) -> list[Call]:
+        plan, blocks = _plan(query_lens, contexts)
+        both, rotation = _random(H * (N + V), C), _turns(tokens, R)
+        up = MlaUp(both[: H * N].view(H, N, C), both[H * N :].view(H, C, V), both)
+        q = _random(tokens, H, N + R)
+        run = partial(mla_attend_expanded, up=up, rotation=rotation, plan=plan, scale=0.1, interleaved=True)
+        return [partial(run, q, _random(blocks, BLOCK_SIZE, C + R)) for _ in range(count)]
+
+    size = 2.0 * ((C + R) * sum(contexts) + tokens * H * (N + R + V) + H * (N + V) * C)
+    flops = 2.0 * H * (N + R + V) * _pairs(query_lens, contexts) + 2.0 * C * H * (N + V) * sum(contexts)
+    return KernelCase(name, size, flops, calls)
+
+
 def _decode_gqa(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, tuning: GqaDecodeTuning) -> None:
     gqa_decode(q, cache, plan, scale, torch.empty_like(q).flatten(1), tuning)
 
