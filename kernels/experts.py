@@ -56,12 +56,10 @@ def _one_token(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, o
     """A matrix-vector product per weight, read once and never copied."""
     chosen: list[int] = ids.view(-1).tolist()
     vector, total = x.view(-1), out.view(-1)
-    gate_up = x.new_empty(len(chosen), weights.gate_up.shape[1])
-    for row, expert in enumerate(chosen):
-        torch.mv(weights.gate_up_views[expert], vector, out=gate_up[row])
-    hidden = silu_mul(gate_up).mul_(scales.view(-1, 1))
-    for row, expert in enumerate(chosen):
-        total.addmv_(weights.down_views[expert], hidden[row])
+    gate_up = torch.cat([torch.mv(weights.gate_up_views[expert], vector) for expert in chosen])
+    hidden = silu_mul(gate_up.view(len(chosen), -1)).mul_(scales.view(-1, 1))
+    for row, expert in zip(hidden.unbind(0), chosen, strict=True):
+        total.addmv_(weights.down_views[expert], row)
 
 
 def _by_expert(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, out: Tensor) -> None:

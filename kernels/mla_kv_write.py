@@ -1,10 +1,9 @@
 """Norm, rotate and store what MLA keeps of a token: its latent and its rotary key. Called by the MLA layer."""
 
-import torch
 from torch import Tensor
 
-from headrace.kernels.rms_norm import NormWeight, rms_norm, rms_norm_ref
-from headrace.kernels.rope import rope, rope_ref
+from headrace.kernels.rms_norm import NormWeight, rms_norm_in_place, rms_norm_ref
+from headrace.kernels.rope import rope_in_place, rope_ref
 
 
 def mla_kv_write(
@@ -13,7 +12,7 @@ def mla_kv_write(
     """Write one row of one layer's cache per token.
 
     Args:
-        kv_a: [T, C + R] latent and rotary key as projected.
+        kv_a: [T, C + R] latent and rotary key as projected; spent: on a CPU it is overwritten.
         norm: of the latent's C numbers.
         rotation: [T, 1, R / 2] complex64, see `rope`.
         slots: [T] int64, block * block_size + offset; slots that repeat keep any one of the rows.
@@ -24,12 +23,11 @@ def mla_kv_write(
 
         launch_mla_kv_write(kv_a, norm, rotation, slots, cache, interleaved)
         return
-    tokens, width = kv_a.shape
-    rank = norm.gain.shape[0]
+    rank, width = norm.gain.shape[0], kv_a.shape[1]
     latent, key = kv_a.split_with_sizes((rank, width - rank), 1)
-    turned = rope(key.unsqueeze(1), rotation, interleaved).view(tokens, -1)
-    row = torch.cat((rms_norm(latent, norm), turned), 1)
-    cache.view(-1, width).index_copy_(0, slots, row)
+    rope_in_place(key.unsqueeze(1), rotation, interleaved)
+    rms_norm_in_place(latent, norm)
+    cache.view(-1, width).index_copy_(0, slots, kv_a)
 
 
 def mla_kv_write_ref(

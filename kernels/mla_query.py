@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from headrace.kernels.rope import rope, rope_ref
+from headrace.kernels.rope import rope_in_place, rope_ref
 
 
 def mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
     """Absorb the key up-projection (arXiv 2405.04434, 2.1.2) and rotate the positional part.
 
     Args:
-        q: [T, H, N + R], without and with position.
+        q: [T, H, N + R], without and with position; spent: on a CPU it is overwritten.
         key_up: [H, N, C], the key half of kv_b_proj.
         rotation: [T, 1, R / 2] complex64, see `rope`.
 
@@ -24,7 +24,7 @@ def mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) ->
     nope = key_up.shape[1]
     plain, turning = q.split_with_sizes((nope, q.shape[2] - nope), 2)
     latent = torch.bmm(plain.transpose(0, 1), key_up).transpose(0, 1)
-    return torch.cat((latent, rope(turning, rotation, interleaved)), 2)
+    return torch.cat((latent, rope_in_place(turning, rotation, interleaved)), 2)
 
 
 def mla_query_ref(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:

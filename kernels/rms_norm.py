@@ -40,6 +40,13 @@ def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
     return normed.mul_(norm.gain)
 
 
+def rms_norm_in_place(x: Tensor, norm: NormWeight) -> Tensor:
+    """The same on the CPU, over x's own memory, which the caller has no further use for; returns x."""
+    if x.dtype is torch.float32:
+        return x.mul_(inverse_rms(x, norm.eps_tensor)).mul_(norm.gain)
+    return x.copy_(rms_norm(x, norm))
+
+
 def rms_norm_ref(x: Tensor, norm: NormWeight) -> Tensor:
     wide = x.float()
     wide = wide / (wide.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()

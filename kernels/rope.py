@@ -28,6 +28,15 @@ def rope(x: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
     return out if x.dtype is torch.float32 else out.to(x.dtype)
 
 
+def rope_in_place(x: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
+    """The same on the CPU, over x's own memory, which the caller has no further use for; returns x."""
+    if interleaved and x.dtype is torch.float32:
+        T, N, R = x.shape
+        torch.view_as_complex(x.view(T, N, R // 2, 2)).mul_(rotation)
+        return x
+    return x.copy_(rope(x, rotation, interleaved))
+
+
 def rope_ref(x: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
     cos, sin = rotation.real, rotation.imag
     half = x.shape[-1] // 2

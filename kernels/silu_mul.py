@@ -10,7 +10,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from headrace.kernels.silu_mul_triton import launch_silu_mul
 
         return launch_silu_mul(gate_up)
-    gate, up = gate_up.chunk(2, -1)
+    size = gate_up.shape[1] // 2
+    gate, up = gate_up.split_with_sizes((size, size), 1)
     return F.silu(gate).mul_(up)
 
 
