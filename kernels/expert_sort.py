@@ -74,6 +74,7 @@ def launch_expert_sort(ids: Tensor, num_experts: int, block: int) -> ExpertOrder
         max_tiles=max_tiles,
         block=block,
     )
+    chunk = min(max(triton.next_power_of_2(P), 128), 8192)
     _expert_sort_kernel[(num_experts,)](
         ids_ptr=ids,
         pairs_ptr=order.pairs,
@@ -83,7 +84,7 @@ def launch_expert_sort(ids: Tensor, num_experts: int, block: int) -> ExpertOrder
         E=num_experts,
         BLOCK=block,
         BINS=max(triton.next_power_of_2(num_experts + 1), 128),
-        CHUNK=min(max(triton.next_power_of_2(P), 128), 2048),
-        num_warps=4,
+        CHUNK=chunk,
+        num_warps=min(max(chunk // 512, 4), 16),
     )
     return order

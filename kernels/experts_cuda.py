@@ -41,7 +41,7 @@ def experts_cuda(
     if T == 1 and tuning is None:
         return launch_experts_one(x, gate_up, down, ids, scales, base)
     per_expert = T * top_k // E
-    if tuning is None and per_expert >= 32 and isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight):
+    if tuning is None and isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight):
         order = launch_expert_sort(ids, E, 128 if per_expert >= 96 else 64)
         hidden = launch_fp8_tiles(launch_quantize_rows(x), gate_up, x.dtype, order=order, top_k=top_k)
         rows = launch_quantize_rows(hidden, swiglu_first=True)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.fp8_block import BLOCK, Fp8Weight
+from headrace.kernels.linear_one import spread_scales
 from headrace.kernels.silu_mul_triton import swiglu
 
 
@@ -25,11 +26,15 @@ def _gate_up_one_kernel(
     w_stride,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_n = tl.program_id(0)
     i_k = tl.program_id(1)
+    if PDL:
+        # The ids come from the launch before, but what follows may start: it asks for its weights first.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i_e = tl.load(ids_ptr + i_k)
     offs_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -38,24 +43,27 @@ def _gate_up_one_kernel(
     up = F.to(tl.int64) * D
     i_gate = (i_e * (2 * F // 128) + i_n * BLOCK_N // 128) * tl.cdiv(D, 128)
     i_up = i_gate + F // 128 * tl.cdiv(D, 128)
-    b_gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    b_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+    b_gate = tl.zeros([BLOCK_N], tl.float32)
+    b_up = tl.zeros([BLOCK_N], tl.float32)
+    groups = tl.cdiv(D, 128)
+    for k in range(0, D, BLOCK_K):
         k_mask = offs_k < D - k
         mask = n_mask[:, None] & k_mask[None, :]
-        w_gate = tl.load(p_gate + k, mask=mask, other=0.0).to(tl.float32)
-        w_up = tl.load(p_gate + up + k, mask=mask, other=0.0).to(tl.float32)
+        w_gate = tl.load(p_gate + k, mask=mask, other=0.0)
+        w_up = tl.load(p_gate + up + k, mask=mask, other=0.0)
+        w_gate = w_gate.to(tl.float32)
+        w_up = w_up.to(tl.float32)
         b_x = tl.load(x_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
         if FP8:
-            offs_s = (k + offs_k) // 128
-            s_gate = tl.load(scale_ptr + i_gate + offs_s, mask=k_mask, other=0.0)
-            s_up = tl.load(scale_ptr + i_up + offs_s, mask=k_mask, other=0.0)
-            b_gate += w_gate * (b_x * s_gate)[None, :]
-            b_up += w_up * (b_x * s_up)[None, :]
+            first = k // 128
+            s_gate = spread_scales(scale_ptr + i_gate + first, groups - first, BLOCK_K)
+            s_up = spread_scales(scale_ptr + i_up + first, groups - first, BLOCK_K)
+            b_gate += tl.sum(w_gate * (b_x * s_gate)[None, :], 1)
+            b_up += tl.sum(w_up * (b_x * s_up)[None, :], 1)
         else:
-            b_gate += w_gate * b_x[None, :]
-            b_up += w_up * b_x[None, :]
-    out = swiglu(tl.sum(b_gate, 1), tl.sum(b_up, 1))
+            b_gate += tl.sum(w_gate * b_x[None, :], 1)
+            b_up += tl.sum(w_up * b_x[None, :], 1)
+    out = swiglu(b_gate, b_up)
     tl.store(out_ptr + i_k * F + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
 
 
@@ -74,9 +82,9 @@ def _down_one_kernel(
     K_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr,
-    STAGES: tl.constexpr,
     ADD: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_n = tl.program_id(0)
     offs_k = tl.arange(0, K_BLOCK)
@@ -90,16 +98,23 @@ def _down_one_kernel(
     p_w = p_w + offs_f[None, None, :]
     p_x = x_ptr + offs_k[:, None] * F + offs_f[None, :]
     i_scale = (b_ids * tl.cdiv(D, 128) + i_n * BLOCK_N // 128) * tl.cdiv(F, 128)
-    acc = tl.zeros([K_BLOCK, BLOCK_N, BLOCK_F], tl.float32)
-    for f in tl.range(0, F, BLOCK_F, num_stages=STAGES):
+    kf_mask = k_mask[:, None] & (offs_f < F)[None, :]
+    b_w = tl.load(p_w, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0)
+    if PDL:
+        # Ids and shares are older than the launch before: that one waited for them.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = tl.zeros([K_BLOCK, BLOCK_N], tl.float32)
+    for f in range(0, F, BLOCK_F):
         kf_mask = k_mask[:, None] & (offs_f < F - f)[None, :]
-        b_w = tl.load(p_w + f, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0).to(tl.float32)
+        if f > 0:
+            b_w = tl.load(p_w + f, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0)
         b_x = tl.load(p_x + f, mask=kf_mask, other=0.0).to(tl.float32) * b_shares[:, None]
         if FP8:
-            offs_s = i_scale[:, None] + ((f + offs_f) // 128)[None, :]
-            b_x = b_x * tl.load(scale_ptr + offs_s, mask=kf_mask, other=0.0)
-        acc += b_w * b_x[:, None, :]
-    out = tl.sum(tl.sum(acc, 2), 0)
+            # Where FP8, a step of this loop is one column of blocks.
+            b_x = b_x * tl.load(scale_ptr + i_scale + f // 128, mask=k_mask, other=0.0)[:, None]
+        acc += tl.sum(b_w.to(tl.float32) * b_x[:, None, :], 2)
+    out = tl.sum(acc, 0)
     if ADD:
         out += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
@@ -113,11 +128,13 @@ def launch_experts_one(
     shares: Tensor,
     base: Tensor | None,
     blocks: tuple[int, int] = (4, 4),
+    warps: tuple[int, int] = (4, 4),
 ) -> Tensor:
     """As kernels.experts.experts for T = 1: x [1, D], ids and shares [1, K].
 
     Args:
         blocks: outputs a program makes, of gate_up and of down.
+        warps: of a program of each.
     """
     w_up = gate_up.values if isinstance(gate_up, Fp8Weight) else gate_up
     w_down = down.values if isinstance(down, Fp8Weight) else down
@@ -130,6 +147,7 @@ def launch_experts_one(
         raise ValueError(
             f"gate_up: halves of {F} rows or {blocks} do not fit {BLOCK}x{BLOCK} blocks of scales"
         )
+    pdl = {"launch_pdl": True} if x.is_cuda else {}
     hidden = torch.empty(K, F, dtype=x.dtype, device=x.device)
     _gate_up_one_kernel[(triton.cdiv(F, blocks[0]), K)](
         x_ptr=x,
@@ -141,10 +159,11 @@ def launch_experts_one(
         F=F,
         w_stride=w_up.stride(0),
         BLOCK_N=blocks[0],
-        BLOCK_K=min(triton.next_power_of_2(D), 1024),
-        STAGES=2,
+        BLOCK_K=min(max(triton.next_power_of_2(D), BLOCK), 2048),
         FP8=isinstance(gate_up, Fp8Weight),
-        num_warps=4,
+        PDL=x.is_cuda,
+        num_warps=warps[0],
+        **pdl,
     )
     out = torch.empty_like(x) if base is None else base
     _down_one_kernel[(triton.cdiv(D, blocks[1]),)](
@@ -160,10 +179,11 @@ def launch_experts_one(
         w_stride=w_down.stride(0),
         K_BLOCK=triton.next_power_of_2(K),
         BLOCK_N=blocks[1],
-        BLOCK_F=min(triton.next_power_of_2(F), 256),
-        STAGES=2,
+        BLOCK_F=BLOCK if isinstance(down, Fp8Weight) else min(triton.next_power_of_2(F), 256),
         ADD=base is not None,
         FP8=isinstance(down, Fp8Weight),
-        num_warps=4,
+        PDL=x.is_cuda,
+        num_warps=warps[1],
+        **pdl,
     )
     return out

@@ -22,6 +22,16 @@ _LEAST = 1e-10  # scale of a group of zeros, times the format's largest number
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Tuning:
+    """Launch choices: a tile of block_m rows and block_n outputs."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Rows:
     """Activations as the products take them."""
 
@@ -149,7 +159,7 @@ def launch_fp8_tiles(
     order: ExpertOrder | None = None,
     top_k: int = 1,
     shares: Tensor | None = None,
-    block_m: int = 128,
+    tuning: Fp8Tuning | None = None,
 ) -> Tensor:
     """The product of each row with the dense weight, or of each sorted pair with its expert's.
 
@@ -160,7 +170,7 @@ def launch_fp8_tiles(
         order: of P pairs.
         top_k: pairs that share a row.
         shares: [P] float32, what each pair's product is multiplied by.
-        block_m: rows of a tile without `order`.
+        tuning: None = the table's; block_m is the order's where there is one.
 
     Returns:
         [R, N] or [P, N].
@@ -172,8 +182,9 @@ def launch_fp8_tiles(
         )
     P = x.values.shape[0] * top_k
     out = torch.empty(P, N, dtype=dtype, device=x.values.device)
-    block_m = block_m if order is None else order.block
-    block_n = 128
+    tuning = fp8_tuning(P, N, order) if tuning is None else tuning
+    block_m = tuning.block_m if order is None else order.block
+    block_n = tuning.block_n
     tiles = triton.cdiv(P, block_m) if order is None else order.max_tiles
     _fp8_tiles_kernel[(tiles * triton.cdiv(N, block_n),)](
         x_ptr=x.values,
@@ -192,10 +203,20 @@ def launch_fp8_tiles(
         w_stride=0 if order is None else weight.values.stride(0),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        STAGES=4,
+        STAGES=tuning.num_stages,
         GROUP=_GROUP,
         SORTED=order is not None,
         SHARES=shares is not None,
-        num_warps=8 if block_m >= 128 else 4,
+        num_warps=tuning.num_warps,
     )
     return out
+
+
+def fp8_tuning(pairs: int, outputs: int, order: ExpertOrder | None) -> Fp8Tuning:
+    """Tiles of 64 rows at least: below, the tensor cores take no fp8 and numbers are widened one by one."""
+    if order is not None:
+        return Fp8Tuning(order.block, 128, 8 if order.block >= 128 else 4, 4)
+    if pairs <= 256:
+        # Few rows: programs enough to ask for the whole weight at once.
+        return Fp8Tuning(64, 32 if outputs <= 8192 else 128, 4, 5)
+    return Fp8Tuning(128, 128, 8, 4)

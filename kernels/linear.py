@@ -1,7 +1,7 @@
 """Matrix products with a weight stored as Hugging Face stores it, rows = outputs. Called by the model layers.
 
-A weight is a tensor, or fp8 with a scale for each 128x128 block. On a card few tokens take a kernel that streams
-the weight (kernels/linear_few.py); many take the vendor's product, or kernels/fp8_tiles.py.
+A weight is a tensor, or fp8 with a scale for each 128x128 block. On a card one token takes a kernel that streams
+the weight (kernels/linear_one.py); more take the vendor's product, or for fp8 kernels/fp8_tiles.py.
 """
 
 import torch
@@ -12,8 +12,6 @@ from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.rms_norm import NormWeight, rms_norm, rms_norm_ref
 
 PAD = 16  # numbers between the columns of a packed weight: strides that are powers of two thrash the cache
-_FEW = 16  # tokens up to which streaming beats the vendor's product
-_FEW_FP8 = 64
 
 
 def linear(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
@@ -28,7 +26,7 @@ def linear_ref(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
 
 
 def norm_linear(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> Tensor:
-    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; one launch on a card for few tokens."""
+    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; one launch on a card for one token."""
     if x.is_cuda:
         return _linear_cuda(x, weight, norm, None)
     return linear(rms_norm(x, norm), weight)
@@ -75,11 +73,10 @@ def _tensor(weight: Tensor | Fp8Weight, dtype: torch.dtype) -> Tensor:
 def _linear_cuda(
     x: Tensor, weight: Tensor | Fp8Weight, norm: NormWeight | None, residual: Tensor | None
 ) -> Tensor:
-    fp8 = isinstance(weight, Fp8Weight)
-    if x.shape[0] <= (_FEW_FP8 if fp8 else _FEW):
-        from headrace.kernels.linear_few import launch_linear_few
+    if x.shape[0] == 1:
+        from headrace.kernels.linear_one import launch_linear_one
 
-        return launch_linear_few(x, weight, norm, residual)
+        return launch_linear_one(x, weight, norm, residual)
     if norm is not None:
         x = rms_norm(x, norm)
     if isinstance(weight, Fp8Weight):

@@ -18,7 +18,11 @@ def _rms_norm_kernel(
     eps,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     mask = offs < D
@@ -68,6 +72,8 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, gain: Tensor, eps: float
         eps=eps,
         BLOCK=block,
         ADD=residual is not None,
+        PDL=x.is_cuda,
         num_warps=min(max(block // 512, 1), 16),
+        **({"launch_pdl": True} if x.is_cuda else {}),
     )
     return out

@@ -9,32 +9,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ONE_TOKEN = 8  # up to here a program serves one token
+_FEW = 512  # tokens up to which plain multiplications beat the tensor cores' detour
 _WEIGHT_EPS = 1e-20
 
 
 @triton.jit
-def _logits_one_kernel(
+def _logits_few_kernel(
     x_ptr,  # [T, D]
     gate_ptr,  # [E, D]
     out_ptr,  # [T, E]
+    T,
     E,
     D,
     x_stride,
+    BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    i_t = tl.program_id(1).to(tl.int64)
+    offs_t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     offs_d = tl.arange(0, BLOCK_D)
+    t_mask = offs_t < T
     e_mask = offs_e < E
-    acc = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
+    p_gate = gate_ptr + offs_e[:, None] * D + offs_d[None, :]
+    p_x = x_ptr + offs_t.to(tl.int64)[:, None] * x_stride + offs_d[None, :]
+    b_gate = tl.load(p_gate, mask=e_mask[:, None] & (offs_d < D)[None, :], other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
     for d in range(0, D, BLOCK_D):
-        d_mask = offs_d < D - d
-        b_x = tl.load(x_ptr + i_t * x_stride + d + offs_d, mask=d_mask, other=0.0).to(tl.float32)
-        p_gate = gate_ptr + offs_e[:, None] * D + d + offs_d[None, :]
-        acc += tl.load(p_gate, mask=e_mask[:, None] & d_mask[None, :], other=0.0) * b_x[None, :]
-    tl.store(out_ptr + i_t * E + offs_e, tl.sum(acc, 1), mask=e_mask)
+        d_mask = (offs_d < D - d)[None, :]
+        if d > 0:
+            b_gate = tl.load(p_gate + d, mask=e_mask[:, None] & d_mask, other=0.0)
+        b_x = tl.load(p_x + d, mask=t_mask[:, None] & d_mask, other=0.0).to(tl.float32)
+        acc += tl.sum(b_x[:, None, :] * b_gate.to(tl.float32)[None, :, :], 2)
+    p_out = out_ptr + offs_t.to(tl.int64)[:, None] * E + offs_e[None, :]
+    tl.store(p_out, acc, mask=t_mask[:, None] & e_mask[None, :])
 
 
 @triton.jit
@@ -82,6 +94,14 @@ def _best(values, offs, END: tl.constexpr):
 
 
 @triton.jit
+def _order_keys(values, offs, END: tl.constexpr):
+    """int64 keys that order as float32 `values` do, the lower place first among equals; none is negative."""
+    bits = values.to(tl.int32, bitcast=True).to(tl.int64)
+    bits = tl.where(bits < 0, -1 - (bits & 0x7FFFFFFF), bits)
+    return (bits + 0x80000000) * END + (END - 1 - offs)
+
+
+@triton.jit
 def _choose_kernel(
     logits_ptr,  # [T, E]
     bias_ptr,  # [E] where SIGMOID
@@ -98,7 +118,11 @@ def _choose_kernel(
     G_BLOCK: tl.constexpr,
     SIGMOID: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, E_BLOCK)
     mask = offs < E
@@ -132,12 +156,14 @@ def _choose_kernel(
         choice = tl.where(mask & (open_ == 0), -2e30, choice)
     offs_k = tl.arange(0, K_BLOCK)
     ids = tl.zeros([K_BLOCK], tl.int32)
-    weights = tl.zeros([K_BLOCK], tl.float32)
+    # One reduction for each expert chosen: value and place in one number.
+    keys = _order_keys(choice, offs, E_BLOCK)
     for k in tl.static_range(TOP_K):
-        _value, place = _best(choice, offs, E_BLOCK)
-        ids = tl.where(offs_k == k, place, ids)
-        weights = tl.where(offs_k == k, tl.sum(tl.where(offs == place, scores, 0.0), 0), weights)
-        choice = tl.where(offs == place, float("-inf"), choice)
+        key = tl.max(keys, 0)
+        ids = tl.where(offs_k == k, (E_BLOCK - 1 - key % E_BLOCK).to(tl.int32), ids)
+        keys = tl.where(keys == key, -1, keys)
+    chosen = tl.where(ids[:, None] == offs[None, :], scores[None, :], 0.0)
+    weights = tl.where(offs_k < TOP_K, tl.sum(chosen, 1), 0.0)
     if NORMALIZE:
         weights = weights / tl.maximum(tl.sum(weights, 0), weight_eps)
     k_mask = offs_k < TOP_K
@@ -153,20 +179,25 @@ def launch_logits(x: Tensor, gate: Tensor) -> Tensor:
     if x.stride(1) != 1:
         raise ValueError(f"x: rows must be contiguous, strides are {x.stride()}")
     out = torch.empty(T, E, dtype=torch.float32, device=x.device)
-    shared = {"x_ptr": x, "gate_ptr": gate, "out_ptr": out, "E": E, "D": D, "x_stride": x.stride(0)}
-    if T <= _ONE_TOKEN:
-        block = min(triton.next_power_of_2(D), 2048)
-        grid = (triton.cdiv(E, 2), T)
-        _logits_one_kernel[grid](**shared, BLOCK_E=2, BLOCK_D=block, num_warps=4)
+    shared = {"x_ptr": x, "gate_ptr": gate, "out_ptr": out, "T": T, "E": E, "D": D, "x_stride": x.stride(0)}
+    if T <= _FEW:
+        block_t = 1 if T < 4 else 4
+        block_e = 1 if T == 1 else 4
+        _logits_few_kernel[(triton.cdiv(E, block_e), triton.cdiv(T, block_t))](
+            **shared,
+            BLOCK_T=block_t,
+            BLOCK_E=block_e,
+            BLOCK_D=2048 if T == 1 else 512,
+            PDL=x.is_cuda,
+            num_warps=4,
+            **({"launch_pdl": True} if x.is_cuda else {}),
+        )
         return out
-    block_t = 16 if T <= 256 else 64
-    block_e = 16 if T <= 256 else 64
-    _logits_kernel[(triton.cdiv(T, block_t), triton.cdiv(E, block_e))](
+    _logits_kernel[(triton.cdiv(T, 64), triton.cdiv(E, 64))](
         **shared,
-        T=T,
-        BLOCK_T=block_t,
-        BLOCK_E=block_e,
-        BLOCK_D=128 if T <= 256 else 64,
+        BLOCK_T=64,
+        BLOCK_E=64,
+        BLOCK_D=64,
         PIECES=x.dtype is torch.bfloat16,
         num_warps=4,
         num_stages=3,
@@ -209,6 +240,8 @@ def launch_choose(
         G_BLOCK=triton.next_power_of_2(num_groups),
         SIGMOID=bias is not None,
         NORMALIZE=normalize,
+        PDL=logits.is_cuda,
         num_warps=1,
+        **({"launch_pdl": True} if logits.is_cuda else {}),
     )
     return ids, weights

@@ -104,7 +104,7 @@ def test_tiles_of_few_tokens(fp8: bool, device: torch.device) -> None:
 
 def test_fp8_rows_times_fp8_weights(device: torch.device) -> None:
     """The product is exact for the rounded rows; how rows are rounded is the card's affair."""
-    from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
+    from headrace.kernels.fp8_tiles import Fp8Tuning, launch_fp8_tiles, launch_quantize_rows
 
     x = normal(9, 136, dtype=torch.float32, device=device)
     weight = fp8_weight(normal(140, 136, dtype=torch.float32, device=device))
@@ -112,7 +112,7 @@ def test_fp8_rows_times_fp8_weights(device: torch.device) -> None:
     widened = rows.values.float() * rows.scales.repeat_interleave(128, 1)[:, :136]
     # Triton's interpreter cuts where a card rounds: twice the error.
     assert float((widened - x).norm() / x.norm()) < (0.03 if x.is_cuda else 0.06)
-    found = launch_fp8_tiles(rows, weight, torch.float32, block_m=64)
+    found = launch_fp8_tiles(rows, weight, torch.float32, tuning=Fp8Tuning(64, 32, 4, 2))
     assert_close("product", found, widened @ weight.dequantize(torch.float32).T)
 
 
@@ -128,5 +128,5 @@ def test_experts_on_the_card(shape: tuple[int, int, int, int], fp8: bool, device
         x = normal(tokens, D, dtype=torch.bfloat16, device=device)
         base = normal(tokens, D, dtype=torch.bfloat16, device=device) if tokens % 2 else None
         expected = by_expert(x, gate_up, down, ids, scales, base)
-        dtype = torch.float8_e4m3fn if fp8 and tokens * K // E >= 32 else torch.bfloat16
+        dtype = torch.float8_e4m3fn if fp8 and tokens > 1 else torch.bfloat16
         assert_close(f"{tokens}", experts(x, weights, ids, scales, base), expected, dtype)

@@ -1,0 +1,142 @@
+"""Products of one token with a weight, on a card: the weight is streamed once, each program owns some rows.
+
+What a program reads of the weight first is asked for before the launch ahead has ended (programmatic dependent
+launch), since weights depend on no launch. The input's RMS norm may be folded in: the gain scales the input, the
+root divides the sum. Weights may be fp8 with a scale for each 128x128 block. Called by linear and norm_linear.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.fp8_block import BLOCK, Fp8Weight
+from headrace.kernels.rms_norm import NormWeight
+
+_MAX_BLOCK_K = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OneTuning:
+    """Launch choices: a program takes `block_n` rows of the weight, `block_k` numbers of each at a time."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+
+
+@triton.jit
+def spread_scales(p_scale, groups, BLOCK_K: tl.constexpr):
+    """[BLOCK_K]: each 128 numbers' scale, of which there are `groups` left to read."""
+    offs = tl.arange(0, BLOCK_K // 128)
+    scales = tl.load(p_scale + offs, mask=offs < groups, other=0.0)
+    return tl.reshape(tl.broadcast_to(scales[:, None], [BLOCK_K // 128, 128]), [BLOCK_K])
+
+
+@triton.jit
+def _linear_one_kernel(
+    x_ptr,  # [K]
+    w_ptr,  # [N, K]
+    scale_ptr,  # [N / 128, K / 128] where FP8
+    gain_ptr,  # [K] where NORM
+    out_ptr,  # [N]; added to where ADD
+    N,
+    K,
+    w_stride,
+    eps,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    ADD: tl.constexpr,
+    FP8: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    i_n = tl.program_id(0)
+    offs_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    n_mask = offs_n < N
+    p_w = w_ptr + offs_n.to(tl.int64)[:, None] * w_stride + offs_k[None, :]
+    b_w = tl.load(p_w, mask=n_mask[:, None] & (offs_k < K)[None, :], other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = tl.zeros([BLOCK_N], tl.float32)
+    squares = 0.0
+    for k in range(0, K, BLOCK_K):
+        k_mask = offs_k < K - k
+        if k > 0:
+            b_w = tl.load(p_w + k, mask=n_mask[:, None] & k_mask[None, :], other=0.0)
+        b_x = tl.load(x_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
+        if NORM:
+            squares += tl.sum(b_x * b_x, 0)
+            b_x = b_x * tl.load(gain_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
+        if FP8:
+            groups = tl.cdiv(K, 128)
+            # A program's rows share their block of rows.
+            i_scale = (i_n * BLOCK_N // 128) * groups + k // 128
+            b_x = b_x * spread_scales(scale_ptr + i_scale, groups - k // 128, BLOCK_K)
+        acc += tl.sum(b_w.to(tl.float32) * b_x[None, :], 1)
+    if NORM:
+        acc = acc / tl.sqrt(squares / K + eps)
+    if ADD:
+        acc += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offs_n, acc.to(out_ptr.dtype.element_ty), mask=n_mask)
+
+
+def launch_linear_one(
+    x: Tensor,
+    weight: Tensor | Fp8Weight,
+    norm: NormWeight | None,
+    add_to: Tensor | None,
+    tuning: OneTuning | None = None,
+) -> Tensor:
+    """linear(norm(x)) for one token; into `add_to`, added, where given.
+
+    Args:
+        x: [1, K], contiguous.
+        weight: [N, K], rows of contiguous numbers.
+        norm: of K numbers; None = none.
+        add_to: [1, N], updated and returned; None = a new tensor.
+        tuning: None = the table's.
+
+    Returns:
+        [1, N] in x's dtype.
+    """
+    fp8 = isinstance(weight, Fp8Weight)
+    values = weight.values if isinstance(weight, Fp8Weight) else weight
+    N, K = values.shape
+    if x.shape != (1, K) or values.stride(1) != 1 or x.stride(1) != 1:
+        raise ValueError(f"weight: {tuple(values.shape)}, strides {values.stride()}; x is {tuple(x.shape)}")
+    tuning = one_tuning(K, fp8=fp8) if tuning is None else tuning
+    if fp8 and (BLOCK % tuning.block_n or tuning.block_k % BLOCK):
+        raise ValueError(f"tuning: {tuning} crosses the {BLOCK}x{BLOCK} blocks of scales")
+    out = torch.empty(1, N, dtype=x.dtype, device=x.device) if add_to is None else add_to
+    _linear_one_kernel[(triton.cdiv(N, tuning.block_n),)](
+        x_ptr=x,
+        w_ptr=values,
+        scale_ptr=weight.scale_inv if isinstance(weight, Fp8Weight) else None,
+        gain_ptr=None if norm is None else norm.gain,
+        out_ptr=out,
+        N=N,
+        K=K,
+        w_stride=values.stride(0),
+        eps=0.0 if norm is None else norm.eps,
+        BLOCK_N=tuning.block_n,
+        BLOCK_K=tuning.block_k,
+        NORM=norm is not None,
+        ADD=add_to is not None,
+        FP8=fp8,
+        PDL=x.is_cuda,
+        num_warps=tuning.num_warps,
+        **({"launch_pdl": True} if x.is_cuda else {}),
+    )
+    return out
+
+
+def one_tuning(K: int, *, fp8: bool) -> OneTuning:
+    """All of a row at once where it fits: everything is asked for before anything is waited for."""
+    block_k = min(max(triton.next_power_of_2(K), BLOCK), _MAX_BLOCK_K)
+    rows = max(16384 // block_k, 1) if fp8 else max(8192 // block_k, 1)
+    return OneTuning(block_n=min(rows, 16), block_k=block_k, num_warps=4)
