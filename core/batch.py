@@ -21,3 +21,4 @@ class Batch:
     num_decodes: int  # the first rows, with exactly one query token each
     max_query_len: int
     max_context_len: int
+    prefill_context: int | None = None  # positions of the other rows' contexts together; None = not counted

@@ -93,6 +93,7 @@ class Executor:
             num_decodes=inputs.num_decodes,
             max_query_len=inputs.max_query_len,
             max_context_len=inputs.max_context_len,
+            prefill_context=int(inputs.context_lens[inputs.num_decodes :].sum()),
         )
 
     def _send(self, array: NDArray[np.integer]) -> Tensor:

@@ -11,9 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
-from headrace.kernels.attention_split import add_scores, finish_part, make_splits, split_length
-
-LOG2_E = 1.4426950408889634
+from headrace.kernels.attention_split import Tiling, make_splits, merge_parts, split_length, store_part
+from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class GqaDecodeTuning:
     max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
 
 
-@triton.jit(do_not_specialize=["num_splits", "split_size", "table_stride"])
+@triton.jit(do_not_specialize=["num_splits", "fixed", "least", "tiles", "table_stride"])
 def _gqa_decode_kernel(
     q_ptr,  # [T, Hq, D]
     keys_ptr,  # [blocks, BLOCK_SIZE, Hkv, D]
@@ -38,7 +37,6 @@ def _gqa_decode_kernel(
     out_ptr,  # [T, Hq, D]
     partial_ptr,
     stats_ptr,
-    counters_ptr,
     scale,  # of the scores, times log2(e)
     q_stride_t,
     q_stride_h,
@@ -48,9 +46,10 @@ def _gqa_decode_kernel(
     head_stride,
     table_stride,
     num_splits,
-    split_size,
+    fixed,
+    least,
+    tiles,  # of a row and key-value head
     GROUP: tl.constexpr,
-    TILES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -58,14 +57,14 @@ def _gqa_decode_kernel(
 ):
     i_head = tl.program_id(0)
     i_split = tl.program_id(1)
-    i_row = tl.program_id(2) // TILES
-    i_tile = tl.program_id(2) % TILES
+    i_row = tl.program_id(2) // tiles
+    i_tile = tl.program_id(2) % tiles
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
     if i_tile * BLOCK_M >= num_tokens * GROUP:
         return
-    length = split_length(context, num_splits, split_size, BLOCK_N)
+    length = split_length(context, num_splits, fixed, least, BLOCK_N)
     first = i_split * length
     # A row without context still gets zeros.
     if (first >= context) & (i_split > 0):
@@ -81,40 +80,38 @@ def _gqa_decode_kernel(
     o_d = tl.arange(0, D)
     token_at = (start + token).to(tl.int64)
     p_q = q_ptr + (token_at * q_stride_t + head * q_stride_h)[:, None] + o_d[None, :]
-    b_q = tl.load(p_q, mask=rows[:, None], other=0.0)
+    b_q = tl.trans(tl.load(p_q, mask=rows[:, None], other=0.0))
     table = tables_ptr + i_row.to(tl.int64) * table_stride
     keys = keys_ptr + i_head * head_stride
     values = values_ptr + i_head * head_stride
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    # Positions come first: they fill a tensor core's tile, which the few queries would not.
+    acc = tl.zeros([D, BLOCK_M], tl.float32)
     for n in range(first, end, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
         within = o_n < end
         block = tl.load(table + o_n // BLOCK_SIZE, mask=within, other=0).to(tl.int64)
         at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
-        b_k = tl.load(keys + at[None, :] + o_d[:, None], mask=within[None, :], other=0.0)
-        scores = tl.dot(b_q, b_k, input_precision="ieee") * scale
-        hidden = o_n[None, :] >= tl.minimum(visible, end)[:, None]
+        b_k = tl.load(keys + at[:, None] + o_d[None, :], mask=within[:, None], other=0.0)
+        scores = tl.dot(b_k, b_q, input_precision="ieee")
+        hidden = o_n[:, None] >= tl.minimum(visible, end)[None, :]
         scores = tl.where(hidden, float("-inf"), scores)
-        weights, decay, m, total = add_scores(scores, m, total)
+        weights, decay, m, total = add_scores(scores, scale, m, total, 0)
         # Unwritten slots may hold NaN, which no weight of 0 would cancel.
         b_v = tl.load(values + at[:, None] + o_d[None, :], mask=within[:, None], other=0.0)
-        acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None], input_precision="ieee")
+        acc = tl.dot(tl.trans(b_v), weights.to(b_v.dtype), acc * decay[None, :], input_precision="ieee")
 
-    finish_part(
-        acc,
+    store_part(
+        tl.trans(acc),
         m,
         total,
-        out_ptr + (token_at * out_stride_t + head * D),
         rows,
+        out_ptr + token_at * out_stride_t + head * D,
         partial_ptr,
         stats_ptr,
-        counters_ptr,
-        tl.program_id(2) * tl.num_programs(0) + i_head,
-        i_split,
-        num_splits,
-        tl.maximum(tl.cdiv(context, length), 1),
+        ((i_row * tiles + i_tile) * tl.num_programs(0) + i_head) * num_splits + i_split,
+        context <= length,
         BLOCK_M,
         D,
     )
@@ -145,10 +142,10 @@ def gqa_decode(
     _check(q, cache, out)
     largest = 16 if q.dtype is torch.float32 else 64
     block_m = max(16, min(largest, triton.next_power_of_2(group * paged.short_len)))
-    tiles = triton.cdiv(group * paged.short_len, block_m)
+    tiling = Tiling(triton.cdiv(group * paged.short_len, block_m), heads, group, block_m, dim)
     tuning = tuning or _tuning(q.dtype)
-    splits = make_splits(paged, paged.num_short * tiles * heads, (block_m, dim), tuning.min_split)
-    _gqa_decode_kernel[(heads, splits.count, paged.num_short * tiles)](
+    splits = make_splits(paged, tiling, tuning.min_split)
+    _gqa_decode_kernel[(heads, splits.count, paged.num_short * tiling.tiles)](
         q_ptr=q,
         keys_ptr=cache[0],
         values_ptr=cache[1],
@@ -158,7 +155,6 @@ def gqa_decode(
         out_ptr=out,
         partial_ptr=splits.partial,
         stats_ptr=splits.stats,
-        counters_ptr=paged.counters,
         scale=scale * LOG2_E,
         q_stride_t=q.stride(0),
         q_stride_h=q.stride(1),
@@ -168,9 +164,10 @@ def gqa_decode(
         head_stride=cache.stride(3),
         table_stride=plan.block_tables.stride(0),
         num_splits=splits.count,
-        split_size=splits.size,
+        fixed=splits.fixed,
+        least=splits.least,
+        tiles=tiling.tiles,
         GROUP=group,
-        TILES=tiles,
         BLOCK_SIZE=block_size,
         D=dim,
         BLOCK_M=block_m,
@@ -179,6 +176,7 @@ def gqa_decode(
         num_stages=tuning.num_stages,
         maxnreg=tuning.max_registers,
     )
+    merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
 
 
 def _tuning(dtype: torch.dtype) -> GqaDecodeTuning:

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
-from headrace.kernels.attention_split import add_scores
-from headrace.kernels.gqa_decode import LOG2_E
+from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def _attend(
             block = tl.load(table + o_n // BLOCK_SIZE, mask=within, other=0).to(tl.int64)
             at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
             b_k = tl.load(keys + at[None, :] + o_d[:, None], mask=within[None, :], other=0.0)
-            scores = tl.dot(b_q, b_k, input_precision="ieee") * scale
+            scores = tl.dot(b_q, b_k, input_precision="ieee")
             scores = tl.where(o_n[None, :] > position[:, None], float("-inf"), scores)
             # Unwritten slots may hold NaN, which no weight of 0 would cancel.
             b_v = tl.load(values + at[:, None] + o_d[None, :], mask=within[:, None], other=0.0)
@@ -63,9 +62,9 @@ def _attend(
             block = tl.load(table + o_n // BLOCK_SIZE).to(tl.int64)
             at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
             b_k = tl.load(keys + at[None, :] + o_d[:, None])
-            scores = tl.dot(b_q, b_k, input_precision="ieee") * scale
+            scores = tl.dot(b_q, b_k, input_precision="ieee")
             b_v = tl.load(values + at[:, None] + o_d[None, :])
-        weights, decay, m, total = add_scores(scores, m, total)
+        weights, decay, m, total = add_scores(scores, scale, m, total, 1)
         acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None], input_precision="ieee")
     return acc, m, total
 

@@ -11,8 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
-from headrace.kernels.attention_split import Splits, add_scores, finish_part, make_splits, split_length
-from headrace.kernels.gqa_decode import LOG2_E
+from headrace.kernels.attention_split import (
+    Splits,
+    Tiling,
+    make_splits,
+    merge_parts,
+    split_length,
+    store_part,
+    whole_context,
+)
+from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.paged_plan import PagedPlan
 
 
@@ -28,7 +36,7 @@ class MlaTuning:
     max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
 
 
-@triton.jit(do_not_specialize=["first_row", "tiles", "num_splits", "split_size", "table_stride"])
+@triton.jit(do_not_specialize=["first_row", "tiles", "num_splits", "fixed", "least", "table_stride"])
 def _mla_attention_kernel(
     q_ptr,  # [T, H, C + R]
     cache_ptr,  # [blocks, BLOCK_SIZE, C + R]
@@ -38,7 +46,6 @@ def _mla_attention_kernel(
     out_ptr,  # [T, H, C]
     partial_ptr,
     stats_ptr,
-    counters_ptr,
     scale,  # of the scores, times log2(e)
     first_row,
     tiles,  # of a row
@@ -48,7 +55,8 @@ def _mla_attention_kernel(
     token_stride,
     table_stride,
     num_splits,
-    split_size,
+    fixed,
+    least,
     H: tl.constexpr,
     C: tl.constexpr,
     R: tl.constexpr,
@@ -65,7 +73,7 @@ def _mla_attention_kernel(
     context = tl.load(context_lens_ptr + i_row)
     if i_tile * BLOCK_M >= num_tokens * H:
         return
-    length = split_length(context, num_splits, split_size, BLOCK_N)
+    length = split_length(context, num_splits, fixed, least, BLOCK_N)
     first = i_split * length
     # A row without context still gets zeros.
     if (first >= context) & (i_split > 0):
@@ -99,25 +107,22 @@ def _mla_attention_kernel(
         p_turned = cache_ptr + at[None, :] + o_r[:, None]
         b_turned = tl.load(p_turned, mask=within[None, :], other=0.0)
         scores = tl.dot(b_q_turned, b_turned, input_precision="ieee")
-        scores = tl.dot(b_q, tl.trans(b_latent), scores, input_precision="ieee") * scale
+        scores = tl.dot(b_q, tl.trans(b_latent), scores, input_precision="ieee")
         hidden = o_n[None, :] >= tl.minimum(visible, end)[:, None]
         scores = tl.where(hidden, float("-inf"), scores)
-        weights, decay, m, total = add_scores(scores, m, total)
+        weights, decay, m, total = add_scores(scores, scale, m, total, 1)
         acc = tl.dot(weights.to(b_latent.dtype), b_latent, acc * decay[:, None], input_precision="ieee")
 
-    finish_part(
+    store_part(
         acc,
         m,
         total,
-        out_ptr + (token_at * (H * C) + head * C),
         rows,
+        out_ptr + token_at * (H * C) + head * C,
         partial_ptr,
         stats_ptr,
-        counters_ptr,
-        tl.program_id(0),
-        i_split,
-        num_splits,
-        tl.maximum(tl.cdiv(context, length), 1),
+        ((i_row - first_row) * tiles + i_tile) * num_splits + i_split,
+        context <= length,
         BLOCK_M,
         C,
     )
@@ -145,19 +150,24 @@ def mla_decode(
     """
     paged = _paged(plan)
     tuning = tuning or _tuning(q, q.shape[1] * paged.short_len)
-    tiles = triton.cdiv(q.shape[1] * paged.short_len, tuning.block_m)
-    splits = make_splits(paged, paged.num_short * tiles, (tuning.block_m, rank), tuning.min_split)
-    _launch(q, cache, plan, scale, out, tuning, splits, 0, paged.num_short, tiles)
+    tiling = _tiling(q, paged.short_len, rank, tuning)
+    splits = make_splits(paged, tiling, tuning.min_split)
+    _launch(q, cache, plan, scale, out, tuning, tiling, splits, 0, paged.num_short)
+    merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
 
 
 def mla_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, rank: int, out: Tensor) -> None:
     """Fill `out` for the plan's long rows, whose tiles fill the card without a split."""
     paged = _paged(plan)
     tuning = _tuning(q, q.shape[1] * paged.long_len)
-    tiles = triton.cdiv(q.shape[1] * paged.long_len, tuning.block_m)
-    nothing = q.new_empty(0, dtype=torch.float32)
-    whole = Splits(count=1, size=0, partial=nothing, stats=nothing)
-    _launch(q, cache, plan, scale, out, tuning, whole, paged.num_short, paged.num_long, tiles)
+    tiling = _tiling(q, paged.long_len, rank, tuning)
+    splits = whole_context(paged, tiling)
+    _launch(q, cache, plan, scale, out, tuning, tiling, splits, paged.num_short, paged.num_long)
+
+
+def _tiling(q: Tensor, row_tokens: int, rank: int, tuning: MlaTuning) -> Tiling:
+    heads = q.shape[1]
+    return Tiling(triton.cdiv(heads * row_tokens, tuning.block_m), 1, heads, tuning.block_m, rank)
 
 
 def _launch(
@@ -167,19 +177,19 @@ def _launch(
     scale: float,
     out: Tensor,
     tuning: MlaTuning,
+    tiling: Tiling,
     splits: Splits,
     first_row: int,
     num_rows: int,
-    tiles: int,
 ) -> None:
     tokens, heads, width = q.shape
-    rank = out.shape[2]
+    rank = tiling.dim
     assert q.dtype == cache.dtype == out.dtype, f"q {q.dtype}, cache {cache.dtype}, out {out.dtype}"
     assert q.stride(2) == cache.stride(2) == 1, "the last dimension must be contiguous"
     assert out.is_contiguous() and out.shape == (tokens, heads, rank), f"out is {tuple(out.shape)}"
     for size in (rank, width - rank):
         assert size >= 16 and size & (size - 1) == 0, f"{size} is no power of two from 16"
-    _mla_attention_kernel[(num_rows * tiles, splits.count)](
+    _mla_attention_kernel[(num_rows * tiling.tiles, splits.count)](
         q_ptr=q,
         cache_ptr=cache,
         query_starts_ptr=plan.query_starts,
@@ -188,17 +198,17 @@ def _launch(
         out_ptr=out,
         partial_ptr=splits.partial,
         stats_ptr=splits.stats,
-        counters_ptr=_paged(plan).counters,
         scale=scale * LOG2_E,
         first_row=first_row,
-        tiles=tiles,
+        tiles=tiling.tiles,
         q_stride_t=q.stride(0),
         q_stride_h=q.stride(1),
         block_stride=cache.stride(0),
         token_stride=cache.stride(1),
         table_stride=plan.block_tables.stride(0),
         num_splits=splits.count,
-        split_size=splits.size,
+        fixed=splits.fixed,
+        least=splits.least,
         H=heads,
         C=rank,
         R=width - rank,

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
-from headrace.kernels.attention_split import add_scores
-from headrace.kernels.gqa_decode import LOG2_E
+from headrace.kernels.mla_query_triton import turn
+from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.paged_plan import PagedPlan
 
 
@@ -96,10 +96,10 @@ def _attend(
             b_t = tl.load(turned + turned_at[None, :] + o_r[:, None])
             b_v = tl.load(values + at[:, None] + o_v[None, :])
         scores = tl.dot(b_q, b_k, input_precision="ieee")
-        scores = tl.dot(b_q_turned, b_t, scores, input_precision="ieee") * scale
+        scores = tl.dot(b_q_turned, b_t, scores, input_precision="ieee")
         if MASKED:
             scores = tl.where(o_n[None, :] > position[:, None], float("-inf"), scores)
-        weights, decay, m, total = add_scores(scores, m, total)
+        weights, decay, m, total = add_scores(scores, scale, m, total, 1)
         acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None], input_precision="ieee")
     return acc, m, total
 
@@ -143,18 +143,11 @@ def _mla_prefill_kernel(
     p_q = q_ptr + (token_at * q_stride_t + i_head * q_stride_h)[:, None]
     b_q = tl.load(p_q + tl.arange(0, N)[None, :], mask=rows, other=0.0)
 
-    o_pair = tl.arange(0, R // 2)[None, :]
-    o_a = 2 * o_pair if INTERLEAVED else o_pair
-    o_b = 2 * o_pair + 1 if INTERLEAVED else o_pair + R // 2
-    a = tl.load(p_q + N + o_a, mask=rows, other=0.0).to(tl.float32)
-    b = tl.load(p_q + N + o_b, mask=rows, other=0.0).to(tl.float32)
-    p_rotation = rotation_ptr + token_at[:, None] * R + 2 * o_pair
-    cos = tl.load(p_rotation, mask=rows, other=0.0)
-    sin = tl.load(p_rotation + 1, mask=rows, other=0.0)
-    pairs = tl.join(a * cos - b * sin, b * cos + a * sin)
-    if not INTERLEAVED:
-        pairs = tl.permute(pairs, (0, 2, 1))
-    b_q_turned = tl.reshape(pairs, (BLOCK_M, R)).to(b_q.dtype)
+    o_r = tl.arange(0, R)[None, :]
+    b_turning = tl.load(p_q + N + o_r, mask=rows, other=0.0).to(tl.float32)
+    p_rotation = rotation_ptr + token_at[:, None] * R + o_r
+    cos_sin = tl.load(p_rotation, mask=rows, other=0.0)
+    b_q_turned = turn(b_turning, cos_sin, BLOCK_M, R, INTERLEAVED).to(b_q.dtype)
 
     first_key = tl.load(starts_ptr + tl.program_id(2)).to(tl.int64)
     keys = kv_ptr + (first_key * H + i_head) * (N + V)

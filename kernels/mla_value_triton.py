@@ -24,14 +24,16 @@ def _mla_value_kernel(
     o_t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     rows = (o_t < T)[:, None]
     o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    columns = (o_v < V)[None, :]
     head_at = (o_t.to(tl.int64) * H + i_h)[:, None]
     acc = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
     for c in range(0, C, BLOCK_C):
         o_c = c + tl.arange(0, BLOCK_C)
-        b_latent = tl.load(latent_ptr + head_at * C + o_c[None, :], mask=rows, other=0.0)
-        b_up = tl.load(value_up_ptr + (i_h * C + o_c)[:, None] * V + o_v[None, :])
+        b_latent = tl.load(latent_ptr + head_at * C + o_c[None, :], mask=rows & (o_c < C)[None, :], other=0.0)
+        p_up = value_up_ptr + (i_h * C + o_c)[:, None] * V + o_v[None, :]
+        b_up = tl.load(p_up, mask=(o_c < C)[:, None] & columns, other=0.0)
         acc = tl.dot(b_latent, b_up, acc, input_precision="ieee")
-    tl.store(out_ptr + head_at * V + o_v[None, :], acc.to(out_ptr.dtype.element_ty), mask=rows)
+    tl.store(out_ptr + head_at * V + o_v[None, :], acc.to(out_ptr.dtype.element_ty), mask=rows & columns)
 
 
 def launch_mla_value(latent: Tensor, value_up: Tensor) -> Tensor:
@@ -42,12 +44,11 @@ def launch_mla_value(latent: Tensor, value_up: Tensor) -> Tensor:
         raise ValueError(
             f"latent {latent.dtype} {latent.stride()}, value_up {value_up.dtype} {value_up.stride()}"
         )
-    if rank % 16 or width % 16:
-        raise ValueError(f"no tiles for a latent of {rank} and values of {width}")
     out = torch.empty(tokens, heads * width, dtype=latent.dtype, device=latent.device)
-    block_t = max(16, min(64, triton.next_power_of_2(tokens)))
-    block_v = min(width & -width, 32 if tokens <= 64 else 128)
-    _mla_value_kernel[(width // block_v, heads, triton.cdiv(tokens, block_t))](
+    wide = latent.dtype is torch.float32
+    block_t = max(16, min(32 if wide else 64, triton.next_power_of_2(tokens)))
+    block_v = max(16, min(triton.next_power_of_2(width), 32 if wide or tokens <= 64 else 128))
+    _mla_value_kernel[(triton.cdiv(width, block_v), heads, triton.cdiv(tokens, block_t))](
         latent_ptr=latent,
         value_up_ptr=value_up,
         out_ptr=out,
@@ -55,7 +56,7 @@ def launch_mla_value(latent: Tensor, value_up: Tensor) -> Tensor:
         C=rank,
         V=width,
         BLOCK_T=block_t,
-        BLOCK_C=min(rank & -rank, 32 if latent.dtype is torch.float32 else 128),
+        BLOCK_C=min(32 if wide else 128, max(16, triton.next_power_of_2(rank))),
         BLOCK_V=block_v,
         num_warps=4,
         num_stages=3,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 SHORT_QUERY = 16  # rows of so few query tokens gain more from a split context than from large query tiles
-COUNTERS_PER_ROW = 64  # query tiles times key-value heads of a row whose context is split
 _DEFAULT_SMS = 132  # where there is no card: under Triton's interpreter
 
 
@@ -24,9 +23,9 @@ class PagedPlan:
     capacity: int  # positions of the longest context that may come
     split_size: int | None  # positions of a split where results must not depend on batch-mates; None = free
     num_sms: int
+    device: torch.device
     long_context: int  # positions of the long rows' contexts together; more will do
     long_starts: Tensor  # [num_long] int32: positions of the long rows before
-    counters: Tensor  # [num_short * COUNTERS_PER_ROW] int32: arrivals of a tile's splits; 0 between calls
 
 
 def plan_paged(
@@ -53,9 +52,9 @@ def plan_paged(
         capacity=max_context_len,
         split_size=split_size,
         num_sms=_num_sms(device),
+        device=device,
         long_context=num_long * max_context_len if prefill_context is None else prefill_context,
         long_starts=(long.cumsum(0, dtype=torch.int32) - long) if num_long else long,
-        counters=torch.zeros(num_short * COUNTERS_PER_ROW, dtype=torch.int32, device=device),
     )
 
 

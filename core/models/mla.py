@@ -1,4 +1,4 @@
-"""Multi-head latent attention (arXiv 2405.04434, 2.1) with absorbed weights: the cache is never expanded.
+"""Multi-head latent attention (arXiv 2405.04434, 2.1) over a cache of latents and rotary keys.
 
 Called by the decoder layer; built from `...self_attn.` tensors of DeepSeek-V2 and -V3.
 """
@@ -11,10 +11,8 @@ from headrace.core.model_spec import MlaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
 from headrace.kernels.linear import linear, pack_linear
-from headrace.kernels.mla_attention import mla_attention
+from headrace.kernels.mla_attend import MlaUp, mla_attend
 from headrace.kernels.mla_kv_write import mla_kv_write
-from headrace.kernels.mla_query import mla_query
-from headrace.kernels.mla_value import mla_value
 from headrace.kernels.rms_norm import NormWeight, rms_norm
 
 
@@ -28,8 +26,7 @@ class MlaAttention:
     q_norm: NormWeight | None  # [Q] of the queries' latent
     q_up: Tensor | None  # [H * (N + R), Q]
     kv_norm: NormWeight  # [C]
-    key_up: Tensor  # [H, N, C]
-    value_up: Tensor  # [H, C, V]
+    up: MlaUp
     out: Tensor  # [D, H * V]
 
     def __call__(self, x: Tensor, step: Step, cache: Tensor) -> Tensor:
@@ -41,9 +38,8 @@ class MlaAttention:
         if self.q_norm is not None and self.q_up is not None:
             q = linear(rms_norm(q, self.q_norm), self.q_up)
         q = q.view(-1, s.num_heads, s.nope_dim + s.rope_dim)
-        queries = mla_query(q, self.key_up, step.rotation, self.interleaved)
-        latent = mla_attention(queries, cache, step.plan, s.scale, s.kv_lora_rank)
-        return linear(mla_value(latent, self.value_up), self.out)
+        heads = mla_attend(q, cache, self.up, step.rotation, step.plan, s.scale, self.interleaved)
+        return linear(heads, self.out)
 
 
 def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope: RopeSpec) -> MlaAttention:
@@ -59,7 +55,8 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
         q_up = pack_linear(take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank))
     kv_up = take(
         source, f"{prefix}kv_b_proj.weight", mla.num_heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank
-    ).view(mla.num_heads, -1, mla.kv_lora_rank)
+    )
+    by_head = kv_up.view(mla.num_heads, -1, mla.kv_lora_rank)
     return MlaAttention(
         spec=mla,
         interleaved=rope.interleaved,
@@ -67,7 +64,10 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
         q_norm=q_norm,
         q_up=q_up,
         kv_norm=take_norm(source, f"{prefix}kv_a_layernorm.weight", mla.kv_lora_rank, mla.lora_norm_eps),
-        key_up=kv_up[:, : mla.nope_dim].contiguous(),
-        value_up=kv_up[:, mla.nope_dim :].transpose(1, 2).contiguous(),
+        up=MlaUp(
+            key=by_head[:, : mla.nope_dim].contiguous(),
+            value=by_head[:, mla.nope_dim :].transpose(1, 2).contiguous(),
+            both=kv_up,
+        ),
         out=pack_linear(take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim)),
     )

@@ -32,5 +32,6 @@ def begin_step(batch: Batch, kv: Tensor, rope_table: Tensor, spec: ModelSpec) ->
             block_size,
             batch.max_query_len,
             batch.max_context_len,
+            batch.prefill_context,
         ),
     )

@@ -41,8 +41,6 @@ def check(
     expected = gqa_attention_ref(q, cache, plan, dim**-0.5)
     expected[rows] = 0
     assert_close("attention", out, expected)
-    assert plan.paged is not None
-    assert not plan.paged.counters.any(), "a counter is left for the next call"
 
 
 @pytest.mark.parametrize("split_size", [None, 64], ids=["free", "fixed"])
