@@ -147,10 +147,10 @@ def _merge_kernel(
     acc = tl.zeros([SLICE], tl.float32)
     for s in range(0, used, CHUNK):
         o_c = s + tl.arange(0, CHUNK)
-        b_m = tl.load(stats + o_c * (2 * BLOCK_M), mask=o_c < used, other=float("-inf"))
+        chunk_m = tl.load(stats + o_c * (2 * BLOCK_M), mask=o_c < used, other=float("-inf"))
         at = (first + o_c) * BLOCK_M + query % BLOCK_M
         b_part = tl.load(partial_ptr + at[:, None] * D + o_d[None, :], mask=(o_c < used)[:, None], other=0.0)
-        acc += tl.sum(b_part * tl.exp2(b_m - m)[:, None], 0)
+        acc += tl.sum(b_part * tl.exp2(chunk_m - m)[:, None], 0)
     at_out = ((start + token).to(tl.int64) * (KV_HEADS * GROUP) + i_head) * D
     tl.store(out_ptr + at_out + o_d, (acc / total).to(out_ptr.dtype.element_ty))
 
