@@ -88,7 +88,7 @@ def test_sampler_chooses_as_the_reference(held: int, device: torch.device) -> No
     logits[:, 5] = float("-inf")
     logits[3, 7] = float("nan")
     arguments = sampling_arguments(rows, device)
-    found = launch_sample(logits, *arguments, one=ONE, invalid=INVALID_TOKEN, block=64, held=held)
+    found = launch_sample(logits, *arguments, one=ONE, invalid=INVALID_TOKEN, chunk=64, held=held)
     assert found.tolist() == sample_ref(logits, *arguments).tolist()
     assert found[3] == INVALID_TOKEN
 
