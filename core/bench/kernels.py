@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from triton.runtime.errors import TritonError
 
 from headrace.core.bench import attention_kernels, moe_kernels
 from headrace.core.bench.kernel_case import HEADER, KernelCase, time_case
@@ -54,7 +55,7 @@ def _time(case: KernelCase, *, compile_only: bool) -> None:
             torch.cuda.synchronize()
         else:
             print(time_case(case).row(), flush=True)
-    except (RuntimeError, ValueError, AssertionError) as error:
+    except (RuntimeError, ValueError, AssertionError, TritonError) as error:
         # A launch choice that does not fit the card is a finding, not the end of the table.
         print(f"{case.name:46s} {type(error).__name__}: {str(error).splitlines()[0][:80]}", flush=True)
 

@@ -19,8 +19,9 @@ from headrace.kernels.experts_cuda import experts_tuning
 from headrace.kernels.experts_one import launch_experts_one
 from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_down, launch_gate_up
 from headrace.kernels.fp8_block import Fp8Weight
+from headrace.kernels.fp8_tiles import Fp8Rows, Fp8Tuning, launch_fp8_tiles
 from headrace.kernels.linear import linear, linear_add, norm_linear
-from headrace.kernels.linear_few import FewTuning, launch_linear_few
+from headrace.kernels.linear_one import OneTuning, launch_linear_one
 from headrace.kernels.random_uniform import FRACTION_BITS
 from headrace.kernels.rms_norm import NormWeight, add_rms_norm
 from headrace.kernels.route_softmax import route_softmax
@@ -60,7 +61,10 @@ def check() -> None:
         x, (ids, scales) = _random(tokens, 2048), _choice(tokens, 16, 4)
         expected = experts_ref(x.float(), weights, ids, scales, None)
         error = (experts(x, weights, ids, scales, None).float() - expected).norm() / expected.norm()
-        assert error < 1e-2, f"experts, {tokens} tokens, fp8 {fp8}: error ratio {error:.1e}"
+        # With several tokens fp8 weights meet fp8 activations: 3 bits of mantissa.
+        assert error < (5e-2 if fp8 and tokens > 1 else 1e-2), (
+            f"experts, {tokens} tokens, fp8 {fp8}: error ratio {error:.1e}"
+        )
 
 
 def cases() -> list[KernelCase]:
@@ -78,22 +82,26 @@ def cases() -> list[KernelCase]:
 
 def sweep() -> list[KernelCase]:
     """Other launch choices of the products."""
-    found = [
-        _few("sweep qkv", 1, 5120, 2048, FewTuning(n, k, warps, stages))
-        for n, k, warps, stages in product((2, 4, 8), (1024, 2048), (4,), (1, 3))
-    ]
-    found += [
-        _few("sweep qkv", tokens, 5120, 2048, FewTuning(n, k, 4, stages))
-        for tokens, n, k, stages in product((8, 64), (16, 32, 64), (128, 256), (3, 5))
-    ]
-    found += [_one(blocks, fp8) for blocks, fp8 in product(((2, 2), (4, 4), (8, 8), (4, 8)), (False, True))]
-    few = product((16,), (32, 64), (64, 128, 256), (4, 8), (3, 5))
-    many = product((64, 128), (64, 128), (64,), (4, 8), (3, 4))
-    for (tokens, choices), fp8 in product(((64, list(few)), (4096, list(many))), (False, True)):
-        for m, n, k, warps, stages in choices:
-            if fp8 and (tokens > 64 or k > 128):
-                continue
-            found += _parts(QWEN, tokens, fp8, m, TileTuning(n, k, warps, stages))
+    found = []
+    for n, warps in product((1, 2, 4, 8), (4, 8)):
+        found.append(_one("qkv", 5120, 2048, OneTuning(n, 2048, warps), fp8=False))
+        found.append(_one("qkv", 5120, 2048, OneTuning(2 * n, 2048, warps), fp8=True))
+        found.append(_one("o", 2048, 4096, OneTuning(n, 4096, warps), fp8=False))
+    for blocks, warps, fp8 in product(((2, 2), (4, 4), (8, 8), (4, 2)), (4, 8), (False, True)):
+        found.append(_experts_one(blocks, warps, fp8))
+    for tokens, n, stages in product((8, 64), (16, 32, 64, 128), (3, 6)):
+        found.append(_fp8_dense(tokens, 5120, 2048, Fp8Tuning(64, n, 4, stages)))
+    for m, n, warps, stages in product((64, 128), (128, 256), (4, 8), (3, 4)):
+        found.append(_fp8_dense(4096, 5120, 2048, Fp8Tuning(m, n, warps, stages)))
+        found.append(_fp8_sorted(4096, Fp8Tuning(m, min(n, 128), warps, stages)))
+    for tokens, n, stages in product((8, 64, 256), (32, 64, 128), (3, 4, 6)):
+        found.append(_fp8_sorted(tokens, Fp8Tuning(64, n, 4, stages)))
+    for m, n, k, stages in product((16,), (32, 64), (64, 128), (3, 5)):
+        found += _parts(QWEN, 64, False, m, TileTuning(n, k, 4, stages))
+    for m, n, k, warps in product((16, 32, 64), (64,), (64, 128), (4, 8)):
+        found += _parts(QWEN, 256, False, m, TileTuning(n, k, warps, 3))
+    for m, n, k, warps, stages in product((64, 128), (64, 128, 256), (64,), (4, 8), (3, 4)):
+        found += _parts(QWEN, 4096, False, m, TileTuning(n, k, warps, stages))
     return found
 
 
@@ -134,15 +142,64 @@ def _vendor(x: Tensor, weight: Tensor | Fp8Weight) -> Call:
     return partial(F.linear, x, weight)
 
 
-def _few(label: str, tokens: int, rows: int, cols: int, t: FewTuning) -> KernelCase:
+def _one(label: str, rows: int, cols: int, t: OneTuning, *, fp8: bool) -> KernelCase:
+    """As the layer calls them: qkv with the norm folded in, o added in place."""
+
     def calls(count: int) -> Sequence[Call]:
+        norm = _gain() if label == "qkv" else None
         return [
-            partial(launch_linear_few, _random(tokens, cols), _weight(rows, cols, False), _gain(), None, t)
+            partial(
+                launch_linear_one,
+                _random(1, cols),
+                _weight(rows, cols, fp8),
+                norm,
+                None if norm else _random(1, rows),
+                t,
+            )
             for _ in range(count)
         ]
 
-    name = f"{label} T={tokens} n{t.block_n} k{t.block_k} w{t.num_warps} s{t.num_stages}"
-    return KernelCase(name, rows * cols * 2, 2 * tokens * rows * cols, calls)
+    name = f"sweep {label} {'fp8' if fp8 else 'bf16'} T=1 n{t.block_n} k{t.block_k} w{t.num_warps}"
+    return KernelCase(name, rows * cols * (1 if fp8 else 2), 2 * rows * cols, calls)
+
+
+def _fp8_dense(tokens: int, rows: int, cols: int, t: Fp8Tuning) -> KernelCase:
+    def calls(count: int) -> Sequence[Call]:
+        found: list[Call] = []
+        for _ in range(count):
+            weight = _weight(rows, cols, True)
+            assert isinstance(weight, Fp8Weight)
+            found.append(partial(launch_fp8_tiles, _fp8_rows(tokens, cols), weight, DTYPE, tuning=t))
+        return found
+
+    name = f"sweep dense fp8 T={tokens} m{t.block_m} n{t.block_n} w{t.num_warps} s{t.num_stages}"
+    return KernelCase(name, rows * cols, 2 * tokens * rows * cols, calls)
+
+
+def _fp8_sorted(tokens: int, t: Fp8Tuning) -> KernelCase:
+    """gate_up of Qwen3's experts."""
+
+    def calls(count: int) -> Sequence[Call]:
+        stack, _ = _stacks(QWEN, True)
+        assert isinstance(stack, Fp8Weight)
+        found: list[Call] = []
+        for _ in range(count):
+            ids, _ = _choice(tokens, QWEN.experts, QWEN.top_k)
+            order = launch_expert_sort(ids, QWEN.experts, t.block_m)
+            rows = _fp8_rows(tokens, QWEN.hidden)
+            found.append(
+                partial(launch_fp8_tiles, rows, stack, DTYPE, order=order, top_k=QWEN.top_k, tuning=t)
+            )
+        return found
+
+    size = 2 * QWEN.size * QWEN.hidden
+    name = f"sweep sorted fp8 T={tokens} m{t.block_m} n{t.block_n} w{t.num_warps} s{t.num_stages}"
+    return KernelCase(name, QWEN.hit(tokens) * size, 2 * tokens * QWEN.top_k * size, calls)
+
+
+def _fp8_rows(tokens: int, cols: int) -> Fp8Rows:
+    scales = torch.rand(tokens, -(-cols // 128), device=DEVICE)
+    return Fp8Rows(_random(tokens, cols).to(torch.float8_e4m3fn), scales)
 
 
 def _norm(tokens: int) -> KernelCase:
@@ -191,10 +248,10 @@ def _sparse(moe: Moe, tokens: int, fp8: bool) -> list[KernelCase]:
     found = [KernelCase(f"experts {kind}", moved, flops, calls)]
     if moe is QWEN and not fp8:
         found.append(KernelCase(f"grouped_mm {kind}", weights * 2 / 3, flops * 2 / 3, _grouped(moe, tokens)))
-    if tokens > 1 and not (fp8 and tokens > 256):
+    if tokens > 1 and not fp8:
         tuning = experts_tuning(tokens * moe.top_k // moe.experts, fp8=fp8)
         found += _parts(moe, tokens, fp8, tuning.block_m, tuning.gate_up, tuning.down)
-        found.append(_sort_and_combine(moe, tokens, tuning.block_m))
+        found += _sort_and_combine(moe, tokens, tuning.block_m)
     return found
 
 
@@ -236,33 +293,35 @@ def _parts(
     ]
 
 
-def _sort_and_combine(moe: Moe, tokens: int, block_m: int) -> KernelCase:
-    def calls(count: int) -> Sequence[Call]:
-        found: list[Call] = []
-        for _ in range(count):
-            ids, _ = _choice(tokens, moe.experts, moe.top_k)
-            parts = torch.randn(tokens * moe.top_k, moe.hidden, device=DEVICE)
-            found += [partial(_both, ids, moe.experts, block_m, parts, moe.top_k)]
-        return found
+def _sort_and_combine(moe: Moe, tokens: int, block_m: int) -> list[KernelCase]:
+    dtype = torch.float32 if tokens * moe.top_k // moe.experts < 32 else DTYPE
 
-    return KernelCase(f"sort + combine {moe.name} T={tokens}", tokens * moe.top_k * moe.hidden * 4, 0, calls)
+    def sorts(count: int) -> Sequence[Call]:
+        ids = [_choice(tokens, moe.experts, moe.top_k)[0] for _ in range(count)]
+        return [partial(launch_expert_sort, one, moe.experts, block_m) for one in ids]
+
+    def sums(count: int) -> Sequence[Call]:
+        parts = [_random(tokens * moe.top_k, moe.hidden).to(dtype) for _ in range(count)]
+        return [partial(launch_combine, part, moe.top_k, DTYPE, None) for part in parts]
+
+    moved = tokens * moe.hidden * (moe.top_k * dtype.itemsize + 2)
+    return [
+        KernelCase(f"sort {moe.name} T={tokens}", tokens * moe.top_k * 8, 0, sorts),
+        KernelCase(f"combine {moe.name} T={tokens}", moved, 0, sums),
+    ]
 
 
-def _both(ids: Tensor, num_experts: int, block_m: int, parts: Tensor, top_k: int) -> None:
-    launch_expert_sort(ids, num_experts, block_m)
-    launch_combine(parts, top_k, DTYPE, None)
-
-
-def _one(blocks: tuple[int, int], fp8: bool) -> KernelCase:
+def _experts_one(blocks: tuple[int, int], warps: int, fp8: bool) -> KernelCase:
     def calls(count: int) -> Sequence[Call]:
         stacks = _stacks(QWEN, fp8)
+        both = (warps, warps)
         return [
-            partial(launch_experts_one, _random(1, 2048), *stacks, *_choice(1, 128, 8), None, blocks)
+            partial(launch_experts_one, _random(1, 2048), *stacks, *_choice(1, 128, 8), None, blocks, both)
             for _ in range(count)
         ]
 
-    kind = "fp8" if fp8 else "bf16"
-    return KernelCase(f"sweep one {kind} n{blocks}", 24 * 768 * 2048 * (1 if fp8 else 2), 0, calls)
+    name = f"sweep one {'fp8' if fp8 else 'bf16'} n{blocks} w{warps}"
+    return KernelCase(name, 24 * 768 * 2048 * (1 if fp8 else 2), 0, calls)
 
 
 def _grouped(moe: Moe, tokens: int) -> Callable[[int], Sequence[Call]]:
