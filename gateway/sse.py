@@ -1,17 +1,19 @@
-"""Server-sent events for one answer: each engine step's piece goes from its stream straight to the transport.
+"""Server-sent events for one answer: each engine step's piece goes from its stream to the transport, no task between.
 
-No task wakes per token. A transport above its high-water mark makes the answer slow: its streams' pieces wait in
-their logs and go out merged once the socket has drained, which is also when they count as taken. The format is
-that of the HTML standard, section 9.2. Knows no API; openai/respond.py runs it with a Shape.
+A transport above its high-water mark makes the answer slow: its streams' pieces wait in their logs and go out merged
+once the socket has drained, which is also when they count as taken. The format is that of the HTML standard,
+section 9.2. Knows no API; openai/respond.py runs it with a Shape.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 import orjson
 from aiohttp import HttpVersion11, web
 
+from headrace.gateway.cork import Cork
 from headrace.gateway.errors import ApiError
 from headrace.gateway.jobs import Job
 from headrace.gateway.openai.shape import ChunkFrame, Shape, usage
@@ -25,7 +27,25 @@ HEADERS = {
 }
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-LIVE, WAITING, SLOW, CLOSED = "live", "waiting", "slow", "closed"
+WAITING = "waiting"  # for the first token, or for headers to be sent
+LIVE = "live"
+SLOW = "slow"  # the transport is above its high-water mark
+CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SseRules:
+    """What all answers of a worker have in common."""
+
+    cork: Cork
+    keepalive_s: float  # silence after which a comment is sent
+    stall_s: float  # a socket that takes nothing for so long is given up
+
+
+class SseResponse(web.StreamResponse):
+    """Its headers leave together with the first events, as those of aiohttp's own Response do."""
+
+    _send_headers_immediately = False
 
 
 class SseAnswer:
@@ -36,31 +56,24 @@ class SseAnswer:
         job: with the order of choices.
         streams: one per choice, not yet started.
         shape: of the chunks.
-        keepalive_s: silence after which a comment is sent.
-        stall_s: a socket that takes nothing for so long is given up.
+        rules: keep-alive and limits.
     """
 
     def __init__(
-        self,
-        request: web.Request,
-        job: Job,
-        streams: Sequence[Stream],
-        shape: Shape,
-        keepalive_s: float,
-        stall_s: float,
+        self, request: web.Request, job: Job, streams: Sequence[Stream], shape: Shape, rules: SseRules
     ) -> None:
         assert request.transport is not None
         self._request = request
         self._transport: asyncio.Transport = request.transport
         self._job = job
         self._shape = shape
-        self._keepalive_s = keepalive_s
-        self._stall_s = stall_s
+        self._rules = rules
         self._chunked = request.version >= HttpVersion11
-        self.state = WAITING  # for the first token; then live or slow
+        self.state = WAITING
         self.num_slow = 0  # times the socket fell behind
         self.sinks = [_Choice(self, i, stream, shape) for i, stream in enumerate(streams)]
         self._seqs = [0] * len(streams)  # newest event written, per choice
+        self._pending: list[bytes] = []  # events of this turn of the loop
         self._error: ApiError | None = None
         self._missing = len(streams)
         self._wake = asyncio.Event()
@@ -69,19 +82,51 @@ class SseAnswer:
     async def run(self) -> web.StreamResponse:
         """Write the answer to its end; the streams have been started.
 
+        Headers wait for the first token, so that a failure before it is a proper status, but no longer than one
+        keep-alive interval: a proxy would take the silence for death.
+
         Raises:
             ApiError: the first failure, if no header was sent yet.
         """
-        await self._woken(self._keepalive_s)
+        await self._woken(self._rules.keepalive_s)
         if self._error is not None:
             raise self._error
-        response = web.StreamResponse(headers=HEADERS)
+        response = SseResponse(headers=HEADERS)
         await response.prepare(self._request)
-        self.state = LIVE
-        self._open()
-        await self._pump()
-        await response.write_eof(self._ending())
+        try:
+            await self._within_stall(response.write(self._opening()))
+            self.state = LIVE
+            self._catch_up()  # with what came meanwhile
+            await self._pump()
+            await self._within_stall(response.write_eof(b"".join([*self._pending, self._ending()])))
+        finally:
+            self.state = CLOSED
         return response
+
+    def write(self, event: bytes) -> None:
+        """Have an event written at the end of this turn; called only while live."""
+        if not self._pending:
+            self._rules.cork.add(self)
+        self._pending.append(event)
+
+    def flush(self) -> None:
+        """Hand this turn's events to the transport, framed as one HTTP chunk."""
+        if self.state != LIVE or not self._missing or not self._pending:
+            return  # the end takes them along
+        payload = b"".join(self._pending)
+        self._pending.clear()
+        try:
+            if not self._transport.is_closing():
+                self._transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
+        except (RuntimeError, OSError):  # uvloop raises on a transport that closed within this turn
+            self.state = CLOSED
+            self._wake.set()
+            return
+        self._last_write = monotonic()
+        if self._request.protocol.writing_paused:
+            self.state = SLOW
+            self.num_slow += 1
+            self._wake.set()
 
     def event(self, index: int, seq: int, chunk: bytes) -> bytes:
         """One numbered event of a choice.
@@ -89,24 +134,7 @@ class SseAnswer:
         Its id is what a client sends back as Last-Event-ID: the newest number of each choice, comma-separated.
         """
         self._seqs[index] = seq
-        return b"id: %b\ndata: %b\n\n" % (b",".join(b"%d" % seq for seq in self._seqs), chunk)
-
-    def write(self, payload: bytes) -> None:
-        """Hand bytes to the transport, framed as one HTTP chunk."""
-        transport = self._transport
-        if transport.is_closing():
-            self.state = CLOSED  # aiohttp cancels the handler in a moment
-            return
-        try:
-            transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
-        except (RuntimeError, OSError):  # uvloop raises on a transport that closed within this step
-            self.state = CLOSED
-            return
-        self._last_write = monotonic()
-        if self._request.protocol.writing_paused:
-            self.state = SLOW
-            self.num_slow += 1
-            self._wake.set()
+        return b"id: %b\ndata: %b\n\n" % (b",".join([b"%d" % seq for seq in self._seqs]), chunk)
 
     def wake(self) -> None:
         self._wake.set()
@@ -121,12 +149,12 @@ class SseAnswer:
             sink.close()
         self._wake.set()
 
-    def _open(self) -> None:
-        """Every choice's opening chunk, then what came before the headers."""
+    def _opening(self) -> bytes:
+        """Every choice's opening chunk, then the tokens that have come; a comment where there are neither."""
         openings = [self._shape.opening(sink.index) for sink in self.sinks]
-        if any(openings):
-            self.write(b"".join(b"data: %b\n\n" % chunk for chunk in openings if chunk))
-        self._catch_up()
+        parts = [b"data: %b\n\n" % chunk for chunk in openings if chunk]
+        parts += [event for sink in self.sinks if (event := sink.waiting())]
+        return b"".join(parts) or KEEP_ALIVE
 
     async def _pump(self) -> None:
         """Sleep until the end, but for slow sockets and silence."""
@@ -135,33 +163,32 @@ class SseAnswer:
             if self.state == CLOSED:
                 raise ConnectionResetError("the client is gone")
             if self.state == SLOW:
-                await self._drain()
+                await self._within_stall(self._request.writer.drain())
+                self.state = LIVE
                 self._catch_up()
-            elif silent >= self._keepalive_s:
+            elif silent >= self._rules.keepalive_s:
                 self.write(KEEP_ALIVE)
+                self.flush()
             else:
-                await self._woken(self._keepalive_s - silent)
+                await self._woken(self._rules.keepalive_s - silent)
 
-    async def _drain(self) -> None:
+    async def _within_stall(self, writing: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._stall_s):
-                await self._request.writer.drain()
+            async with asyncio.timeout(self._rules.stall_s):
+                await writing
         except TimeoutError:
             self._transport.abort()
-            raise ConnectionResetError(f"the reader took nothing for {self._stall_s:g} s") from None
-        self.state = LIVE
+            message = f"the reader took nothing for {self._rules.stall_s:g} s"
+            raise ConnectionResetError(message) from None
 
     def _catch_up(self) -> None:
         """Write what waits in the logs, one merged event per choice."""
-        for sink in self.sinks:
-            if self.state != LIVE:
-                return
-            try:
+        try:
+            for sink in self.sinks:
                 sink.catch_up()
-            except LogCut as error:
-                message = f"the reader fell too far behind: {error}"
-                self.ended(sink, ApiError(500, message, code="log_cut"))
-                return
+        except LogCut as error:
+            message = f"the reader fell too far behind: {error}"
+            self.ended(sink, ApiError(500, message, code="log_cut"))
 
     def _ending(self) -> bytes:
         """After the last token: reasons, usage, or the error; then the mark that OpenAI's clients wait for."""
@@ -195,12 +222,12 @@ class _Choice:
         self._stream = stream
         self._shape = shape
         self._frame: ChunkFrame = shape.frame(index)
-        self._written = 0  # newest event handed to the transport
+        self._written = 0  # newest event handed over
 
     def write(self, events: Sequence[Event]) -> None:
         answer = self._answer
         if answer.state == LIVE:
-            self._send(events[0] if len(events) == 1 else merge(list(events)))
+            answer.write(self._event(events[0] if len(events) == 1 else merge(list(events))))
         elif answer.state == WAITING:
             answer.wake()
 
@@ -208,13 +235,17 @@ class _Choice:
         self.outcome = outcome
         self._answer.ended(self, outcome.error)
 
+    def waiting(self) -> bytes | None:
+        """What is in the log and not yet written, as one event."""
+        events = self._stream.log.since(self._written)
+        return self._event(merge(events)) if events else None
+
     def catch_up(self) -> None:
-        """The socket has drained: what was written is taken, what waits goes out as one event."""
-        self._stream.acknowledge(self._written)
-        waiting = self._stream.log.since(self._written)
-        if waiting:
-            self._send(merge(waiting))
-        if self.outcome is not None and self._answer.state == LIVE:
+        """The answer is live (again): write what waits, the end included."""
+        event = self.waiting()
+        if event is not None:
+            self._answer.write(event)
+        if self.outcome is not None and self.outcome.error is None:
             self.close()
 
     def close(self) -> None:
@@ -228,14 +259,13 @@ class _Choice:
         self.closed = True
         return self._answer.event(self.index, self.outcome.seq, self._shape.closing(self.index, self.outcome))
 
-    def _send(self, event: Event) -> None:
-        answer = self._answer
+    def _event(self, event: Event) -> bytes:
+        """Serialise an event that will certainly be written; it counts as taken."""
         logprobs = event.logprobs
         if logprobs is None:
             chunk = self._frame.fill(event.text)
         else:
             chunk = self._frame.fill(event.text, orjson.dumps(self._shape.logprobs(logprobs)))
         self._written = event.seq
-        answer.write(answer.event(self.index, event.seq, chunk))
-        if answer.state == LIVE:
-            self._stream.acknowledge(event.seq)
+        self._stream.acknowledge(event.seq)
+        return self._answer.event(self.index, event.seq, chunk)

@@ -6,16 +6,15 @@ The handlers of chat and completions end here.
 import orjson
 from aiohttp import web
 
-from headrace.config import GatewayConfig
 from headrace.gateway.collect import Collection
 from headrace.gateway.jobs import Job, Jobs
 from headrace.gateway.openai.shape import Shape
-from headrace.gateway.sse import SseAnswer
+from headrace.gateway.sse import SseAnswer, SseRules
 from headrace.gateway.stats import WorkerStats
 
 
 async def respond(
-    request: web.Request, jobs: Jobs, job: Job, shape: Shape, settings: GatewayConfig, stats: WorkerStats
+    request: web.Request, jobs: Jobs, job: Job, shape: Shape, rules: SseRules, stats: WorkerStats
 ) -> web.StreamResponse:
     """The whole answer. Every way out, the client's disconnect included, leaves no stream running.
 
@@ -25,7 +24,7 @@ async def respond(
     streams = jobs.streams(job)
     try:
         if job.request.stream:
-            answer = SseAnswer(request, job, streams, shape, settings.keepalive_s, settings.request_timeout_s)
+            answer = SseAnswer(request, job, streams, shape, rules)
             jobs.start(job, streams, answer.sinks)
             try:
                 return await answer.run()

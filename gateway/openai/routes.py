@@ -12,6 +12,7 @@ from aiohttp import web
 from headrace.config import Config
 from headrace.gateway.auth import TENANT
 from headrace.gateway.body import read_object
+from headrace.gateway.cork import Cork
 from headrace.gateway.errors import not_built
 from headrace.gateway.jobs import Jobs
 from headrace.gateway.openai.chat import parse_chat
@@ -21,6 +22,7 @@ from headrace.gateway.openai.completions import parse_completion
 from headrace.gateway.openai.models import Models
 from headrace.gateway.openai.respond import respond
 from headrace.gateway.openai.tokenize import detokenize, tokenize
+from headrace.gateway.sse import SseRules
 from headrace.gateway.stats import WorkerStats
 
 NOT_BUILT = (
@@ -46,6 +48,11 @@ class Routes:
         self._settings = config.gateway
         self._jobs = jobs
         self._stats = stats
+        self._rules = SseRules(
+            cork=Cork(),
+            keepalive_s=config.gateway.keepalive_s,
+            stall_s=config.gateway.request_timeout_s,
+        )
         self._models = Models(config.model.served_name, jobs)
 
     def add_to(self, app: web.Application) -> None:
@@ -65,14 +72,14 @@ class Routes:
         job = await self._jobs.prepare(asked, request[TENANT], "chatcmpl")
         text = self._jobs.text
         shape = ChatShape(job, text.vocabulary, text.defaults.eos_ids)
-        return await respond(request, self._jobs, job, shape, self._settings, self._stats)
+        return await respond(request, self._jobs, job, shape, self._rules, self._stats)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         asked = parse_completion(await read_object(request, self._settings))
         job = await self._jobs.prepare(asked, request[TENANT], "cmpl")
         text = self._jobs.text
         shape = CompletionShape(job, text.vocabulary, text.defaults.eos_ids)
-        return await respond(request, self._jobs, job, shape, self._settings, self._stats)
+        return await respond(request, self._jobs, job, shape, self._rules, self._stats)
 
     async def models(self, _request: web.Request) -> web.Response:
         return _json(self._models.all())

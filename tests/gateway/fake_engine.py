@@ -62,6 +62,7 @@ class FakeEngine:
         self.reject: tuple[str, str] | None = None
         self.num_rejected = 0
         self.error_after: int | None = None  # a stream that has so many tokens ends with an error
+        self.burst = 1  # steps in one turn of the loop, as a gateway that fell behind reads them
         self.ready = True
         self.running: dict[int, Running] = {}
         self.seen: list[Running] = []  # every stream ever submitted
@@ -117,6 +118,12 @@ class FakeEngine:
 
     def _step(self) -> None:
         self._scheduled = False
+        for _ in range(self.burst):
+            self._one_step()
+        if not self._scheduled and self.running:
+            self.parked.set()
+
+    def _one_step(self) -> None:
         streams: list[int] = []
         starts: list[int] = []
         counts: list[int] = []
@@ -152,8 +159,6 @@ class FakeEngine:
                 )
             )
             self._schedule()
-        elif self.running:
-            self.parked.set()
 
     def _row(self, stream: Running) -> list[int]:
         sampling = stream.submit.sampling

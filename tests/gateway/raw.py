@@ -41,20 +41,34 @@ class RawClient:
         return data
 
     async def read_response(self) -> tuple[int, bytes]:
-        """One response: status and body, de-chunked by the rules of RFC 9112."""
+        """One response: status and body."""
+        status, headers = await self._head()
+        if headers.get("transfer-encoding") == "chunked":
+            return status, b"".join(await self._chunks())
+        return status, await self.reader.readexactly(int(headers.get("content-length", 0)))
+
+    async def read_chunks(self) -> list[bytes]:
+        """The chunks of a response, as they were sent."""
+        _, headers = await self._head()
+        assert headers["transfer-encoding"] == "chunked"
+        return await self._chunks()
+
+    async def _head(self) -> tuple[int, dict[str, str]]:
         status = int((await self._line()).split()[1])
         headers = {}
         while line := await self._line():
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
-        if headers.get("transfer-encoding") != "chunked":
-            return status, await self.reader.readexactly(int(headers.get("content-length", 0)))
-        body = b""
+        return status, headers
+
+    async def _chunks(self) -> list[bytes]:
+        """By the rules of RFC 9112, section 7.1."""
+        chunks = []
         while size := int(await self._line(), 16):
-            body += await self.reader.readexactly(size)
+            chunks.append(await self.reader.readexactly(size))
             assert await self._line() == b""
         assert await self._line() == b""
-        return status, body
+        return chunks
 
     async def close(self) -> None:
         self.writer.close()

@@ -199,6 +199,20 @@ async def test_tcp_nodelay_is_on_and_the_send_buffer_small() -> None:
         await client.close()
 
 
+async def test_steps_read_in_one_turn_go_out_in_one_piece() -> None:
+    """The events stay apart, only the system calls are fewer."""
+    engine = FakeEngine(say("Once upon a time there was a fox."))
+    engine.burst = 4
+    async with serving(engine=engine) as service:
+        client = await RawClient.connect(service.port)
+        await client.post(URL, {**CHAT, "stream": True})
+        pieces = await client.read_chunks()
+        await client.close()
+    counts = [piece.count(b"\nid: ") + piece.startswith(b"id: ") for piece in pieces]
+    assert counts == [1, 4, 2], "what came before the headers as one event, one turn, the rest and the end"
+    assert text_of(parse_events(b"".join(pieces))) == "Once upon a time there was a fox."
+
+
 async def stalled(service: Service, body: dict[str, Any]) -> RawClient:
     """A client that has asked for a stream and does not read it."""
     client = await RawClient.connect(service.port, receive_buffer=32 << 10)
