@@ -66,5 +66,7 @@ def test_products_on_the_card(shape: tuple[int, int], fp8: bool, device: torch.d
 def test_other_dtypes_on_the_card(dtype: torch.dtype, device: torch.device) -> None:
     for tokens in (1, 7):
         x, weight, norm = make(tokens, 1000, 2048, dtype, device, fp8=False)
-        expected = norm_linear_ref(x.double(), NormWeight(norm.gain.double(), norm.eps), weight.double())
+        expected = norm_linear_ref(
+            x.double(), NormWeight(norm.gain.double(), norm.eps), widen(weight).double()
+        )
         assert_close(f"{tokens}", norm_linear(x, norm, weight), expected)
