@@ -6,7 +6,7 @@ Knows no work itself: serve.py, chat.py and describe.py do it.
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -244,6 +244,18 @@ def keys(directory: Annotated[Path, typer.Argument(help="New folder for the keys
     echo(f"made keys in {directory}: give engines and gateways a copy and --curve-dir; keep *.secret private")
 
 
+@app.command(add_help_option=False, context_settings=FORWARDED)
+def loadtest(context: typer.Context) -> None:
+    """Load any OpenAI-compatible server and report what its users saw (-h for its flags)."""
+    _become("headrace.loadtest.cli", context)
+
+
+@app.command(add_help_option=False, context_settings=FORWARDED)
+def economics(context: typer.Context) -> None:
+    """What a token costs: from a record and a price sheet (-h for its flags)."""
+    _become("headrace.loadtest.economics_cli", context)
+
+
 bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
@@ -251,7 +263,18 @@ app.add_typer(bench, name="bench")
 @bench.command("engine", add_help_option=False, context_settings=FORWARDED)
 def bench_engine(context: typer.Context) -> None:
     """Decode steps of one engine by batch size, beside their ceiling (-h for its flags)."""
-    argv = module_argv("headrace.core.bench.engine", *context.args)
+    _become("headrace.core.bench.engine", context)
+
+
+@bench.command("gateway", add_help_option=False, context_settings=FORWARDED)
+def bench_gateway(context: typer.Context) -> None:
+    """One gateway worker beside the usual FastAPI pattern, in one run (-h for its flags)."""
+    _become("headrace.loadtest.bench_gateway", context)
+
+
+def _become(module: str, context: typer.Context) -> NoReturn:
+    """Go on as another module, with the flags behind the command: rooms that this one must not import."""
+    argv = module_argv(module, *context.args)
     os.execv(argv[0], argv)  # noqa: S606 - our own interpreter and module
 
 

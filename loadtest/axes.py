@@ -27,15 +27,16 @@ def linear(label: str, low: float, high: float, text: Format, count: int = 5) ->
 
 
 def logarithmic(label: str, low: float, high: float, text: Format) -> Axis:
-    """Ticks at powers of ten, or at 1, 2 and 5 of each if there are few. Ends are positive."""
-    low, high = min(low, high), max(high, low * 1.1)
+    """Ticks at powers of ten, at 1, 2 and 5 of each, or at round numbers, as the span wants. Ends are positive."""
+    low, high = min(low, high) * 0.98, max(low * 1.1, high) * 1.02
     begin, span = math.log10(low), math.log10(high) - math.log10(low)
-    steps = (1, 2, 5) if span < 2.2 else (1,)
-    candidates = (
-        step * 10.0**power
-        for power in range(math.floor(begin), math.ceil(begin + span) + 1)
-        for step in steps
-    )
+    if span < 0.8:
+        step = _round_step((high - low) / 4)
+        candidates = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    else:
+        steps = (1, 2, 5) if span < 2.5 else (1,)
+        powers = range(math.floor(begin), math.ceil(begin + span) + 1)
+        candidates = [step * 10.0**power for power in powers for step in steps]
     ticks = tuple((value, text(value)) for value in candidates if low * 0.999 <= value <= high * 1.001)
     return Axis(label, lambda value: (math.log10(max(value, 1e-12)) - begin) / span, ticks)
 

@@ -38,10 +38,11 @@ def main(argv: Sequence[str]) -> int:
     """Run a command; the exit code: 1 = no request succeeded, 2 = a flag or the server cannot be used."""
     console = Console(highlight=False)
     try:
-        if argv[:1] == ["compare"]:
-            return _compare(argv[1:], console)
-        if argv[:1] == ["report"]:
-            return _report(argv[1:])
+        match list(argv):
+            case ["compare", *rest]:
+                return _compare(rest, console)
+            case ["report", *rest]:
+                return _report(rest)
         return _load(parse_arguments(argv), console)
     except ConfigError as error:
         sys.stderr.write(f"headrace: {error}\n")

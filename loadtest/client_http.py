@@ -137,11 +137,11 @@ class ResponseParser:
 
 
 def _chunk_size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
-    if not digits.isalnum():  # int() would take a sign or an underscore
-        raise BadResponse(f"a chunk's size is {line[:40]!r}")
     try:
-        return int(digits, 16)
+        if line.isalnum():  # int() would take a sign or an underscore
+            return int(line, 16)
+        digits = line.partition(b";")[0].strip()
+        return int(digits if digits.isalnum() else b"", 16)
     except ValueError:
         raise BadResponse(f"a chunk's size is {line[:40]!r}") from None
 

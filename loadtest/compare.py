@@ -8,7 +8,7 @@ from html import escape
 
 from rich.table import Table
 
-from headrace.loadtest.page import note, page, plots, table
+from headrace.loadtest.page import note, page, plot, plots, table
 from headrace.loadtest.plots import Named, gap_histogram, latency_cdf, over_time, pareto
 from headrace.loadtest.record import LoadRecord, Run
 from headrace.loadtest.show import number, percent, seconds
@@ -67,7 +67,7 @@ def compare_page(first: LoadRecord, second: LoadRecord) -> str:
     names = _names(first, second)
     body = [f"<h1>{escape(names[0])} and {escape(names[1])}</h1>", *_differences(first, second)]
     if len(first.runs) > 1 or len(second.runs) > 1:
-        body.append(pareto([first, second]))
+        body.append(plot(pareto([first, second])))
     for a, b in matched(first, second):
         named: Named = [(names[0], a), (names[1], b)]
         body += [

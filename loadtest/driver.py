@@ -59,6 +59,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._claimed = 0
         self._timed_out = False
+        self._bug: BaseException | None = None
         self._stopped = asyncio.Event()  # nothing new
         self.start = perf_counter()
         bucket_s = 0.5 if limits.duration_s == inf else min(5.0, max(0.25, limits.duration_s / 500))
@@ -86,6 +87,8 @@ class Driver:
             self.recorder.fold()
         if not source.cancelled():
             source.result()
+        if self._bug is not None:
+            raise self._bug
         return self._result(started, cpu_share)
 
     async def _source(self) -> None:
@@ -126,15 +129,20 @@ class Driver:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: "asyncio.Task[None]") -> None:
+        """A user has left; if by a bug of ours, nothing new is begun and `run` raises it."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._bug = self._bug or error
+            self._stopped.set()
 
     async def _until_idle(self, source: "asyncio.Task[None]") -> None:
         """Until nothing more will come and all has ended."""
         await asyncio.wait({source})
         while self._tasks:
-            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait(self._tasks)
 
     async def _drain(self) -> None:
         """Let what runs come to its end, then cut it."""
@@ -145,8 +153,6 @@ class Driver:
         for task in late:
             task.cancel()
         await asyncio.wait(tasks)
-        for task in tasks - late:
-            task.result()
 
     def _full(self) -> bool:
         limit = self.limits.requests

@@ -43,6 +43,7 @@ svg .strong { fill: var(--ink); }
 .axis { stroke: var(--line); fill: none; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .mark { stroke: var(--ink); stroke-dasharray: 2 3; fill: none; opacity: .6; }
+.lone { max-width: 760px; margin: 14px 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; padding: 2px 8px 6px; font-size: 13px; color: var(--soft); }
 .key::before { content: ""; display: inline-block; width: 18px; border-top: 3px solid var(--key);
   margin-right: 7px; vertical-align: middle; }
@@ -97,6 +98,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[in
 def plots(figures: Sequence[str]) -> str:
     """Figures side by side where there is room."""
     return f'<div class="plots">{"".join(figures)}</div>'
+
+
+def plot(figure: str) -> str:
+    """One figure by itself, not larger than two would be."""
+    return f'<div class="lone">{figure}</div>'
 
 
 def warning(text: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.loadtest.axes import bounds, linear, logarithmic, tail
 from headrace.loadtest.histogram import Histogram
 from headrace.loadtest.record import LoadRecord, Run
-from headrace.loadtest.show import number, percent, seconds
+from headrace.loadtest.show import number, short_percent, short_seconds
 from headrace.loadtest.svg import Bars, Chart, Line
 
 MAX_POINTS = 400
@@ -29,7 +29,7 @@ def latency_cdf(title: str, named: Named, latencies: Sequence[tuple[str, str]]) 
             label = f"{run_name} {name}".strip()
             lines.append(Line(name=label, points=points, color=color, dashed=dashed, steps=True))
     low, high = bounds((x for line in lines for x, _ in line.points), 1e-6)
-    x = logarithmic("time", low, high, seconds)
+    x = logarithmic("time", low, high, short_seconds)
     return Chart(title=title, x=x, y=tail("share at most so long"), lines=lines).svg()
 
 
@@ -52,8 +52,8 @@ def gap_histogram(named: Named) -> str:
             lines.append(Line(name=name, points=points, color=index, steps=True))
     return Chart(
         title="Gaps between events (ITL)",
-        x=logarithmic("gap", float(edges[0]), float(edges[-1]), seconds),
-        y=linear("share of all gaps", 0, most or 1, percent),
+        x=logarithmic("gap", float(edges[0]), float(edges[-1]), short_seconds),
+        y=linear("share of all gaps", 0, most or 1, short_percent),
         bars=bars,
         lines=lines,
     ).svg()
@@ -73,7 +73,7 @@ def over_time(named: Named) -> str:
     most = max((y for line in lines for _, y in line.points), default=1.0)
     return Chart(
         title="Output tokens per second",
-        x=linear("time since the start", 0, longest, seconds),
+        x=linear("time since the start", 0, longest, short_seconds),
         y=linear("tokens/s", 0, most, number),
         lines=lines,
     ).svg()
@@ -93,7 +93,7 @@ def open_requests(named: Named) -> str:
     most = max(y for line in lines for _, y in line.points)
     return Chart(
         title="Requests in flight",
-        x=linear("time since the start", 0, longest, seconds),
+        x=linear("time since the start", 0, longest, short_seconds),
         y=linear("requests", 0, max(most, 1), number),
         lines=lines,
     ).svg()
@@ -105,12 +105,11 @@ def pareto(records: Sequence[LoadRecord]) -> str:
     per_gpu = all(record.gpus for record in records)
     for index, record in enumerate(records):
         points, labels = [], []
-        for run in record.runs:
+        for run in sorted(record.runs, key=lambda run: (run.users, run.rate)):
             if run.interactivity is None:
                 continue
             points.append((run.interactivity, run.output_tokens_per_s / (record.gpus if per_gpu else 1)))
-            level = f"{run.users} users" if run.users else f"{run.rate:.3g}/s"
-            labels.append(level + (" (c)" if run.health.reasons else ""))
+            labels.append(run.load.removesuffix(" Poisson") + (" (c)" if run.health.reasons else ""))
         lines.append(Line(name=record.name, points=points, color=index, dots=True, labels=labels))
     values = [point for line in lines for point in line.points]
     fastest = max((x for x, _ in values), default=1.0)

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from headrace.loadtest.page import note, page, plots, table, tiles, warning
+from headrace.loadtest.page import note, page, plot, plots, table, tiles, warning
 from headrace.loadtest.plots import gap_histogram, latency_cdf, open_requests, over_time, pareto
 from headrace.loadtest.record import LoadRecord, Run
 from headrace.loadtest.show import number, percent, seconds
@@ -35,14 +35,13 @@ def report_page(record: LoadRecord) -> str:
     body.append(tiles(_tiles(record, best)))
     if len(record.runs) > 1:
         body.append("<h2>All runs</h2>")
-        body.append(pareto([record]))
-        body.append("<p></p>")
+        body.append(plot(pareto([record])))
         body.append(table(RUN_HEAD, run_rows(record)))
         for run in record.runs:
             opened = " open" if run is best else ""
             body.append(f"<details{opened}><summary>{escape(run.load)}</summary>{_run(run)}</details>")
     else:
-        body.append(_run(best))
+        body += [f"<h2>{escape(best.load)}</h2>", _run(best)]
     body += ["<h2>How this was measured</h2>", note(HOW), _client(record)]
     return page(f"{record.name}: load test", "\n".join(body))
 
@@ -70,7 +69,6 @@ def _tiles(record: LoadRecord, run: Run) -> list[tuple[str, str]]:
 def _run(run: Run) -> str:
     named = [("", run)]
     parts = [
-        f"<h2>{escape(run.load)}</h2>",
         plots(
             [
                 latency_cdf(

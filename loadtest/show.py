@@ -16,6 +16,12 @@ def seconds(value: float | None) -> str:
     return f"{_three(value * 1e6)} us" if value else "0"
 
 
+def short_seconds(value: float) -> str:
+    """As `seconds`, without zeros behind the point: for the ticks of an axis."""
+    figure, _, unit = seconds(value).partition(" ")
+    return f"{figure.rstrip('0').rstrip('.') if '.' in figure else figure} {unit}".strip()
+
+
 def number(value: float | None) -> str:
     """1,234 or 0.123 or 155T."""
     if value is None or not isfinite(value):
@@ -43,6 +49,11 @@ def dollars(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """99.2 %."""
     return "-" if value is None or not isfinite(value) else f"{_three(value * 100)} %"
+
+
+def short_percent(value: float) -> str:
+    """For the ticks of an axis."""
+    return f"{value * 100:.3g} %"
 
 
 def _three(value: float) -> str:

@@ -99,7 +99,7 @@ def _figures(run: Run) -> str:
 def _table(head: tuple[str, ...], rows: list[list[str]]) -> Table:
     table = Table(header_style="dim", box=None, padding=(0, 1, 0, 0))
     for index, name in enumerate(head):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
     for row in rows:
         table.add_row(*row)
     return table

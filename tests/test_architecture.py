@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "ipc": {"ipc", "config"},
     "core": {"core", "ipc", "kernels", "config"},
     "kernels": {"kernels"},
-    "loadtest": {"loadtest", "ipc", "config"},
+    "loadtest": {"loadtest", "ipc", "config", "environ"},
 }
 NO_TORCH = ("gateway", "ipc", "loadtest")
 MAX_LINES = 500
