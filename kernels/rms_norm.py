@@ -33,7 +33,7 @@ def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
         from headrace.kernels.rms_norm_triton import launch_rms_norm
 
         return launch_rms_norm(x, None, norm.gain, norm.eps)
-    wide = x.float()
+    wide = x if x.dtype is torch.float32 else x.float()
     normed = wide * inverse_rms(wide, norm.eps_tensor)
     if x.dtype is not torch.float32:
         normed = normed.to(x.dtype)

@@ -58,12 +58,10 @@ class Decoder:
         """See Model.forward."""
         step = begin_step(batch, kv, self._rope_table, self.spec)
         residual = self._embedding.index_select(0, batch.token_ids)
-        pending = None
         # The pool may hold the MTP modules' layers behind the model's own.
         for layer, cache in zip(self.layers, kv[: len(self.layers)].unbind(0), strict=True):
-            pending = layer(residual, pending, step, cache)
-        assert pending is not None, "a model without layers"
-        return residual.add_(pending)
+            layer(residual, step, cache)
+        return residual
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

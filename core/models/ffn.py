@@ -1,6 +1,6 @@
 """The second half of a decoder layer: a dense SwiGLU, or routed and shared experts.
 
-Called by the decoder layer with normed hidden states [T, D]; built from `...mlp.` tensors.
+Called by the decoder layer with the residual [T, D] and its norm; built from `...mlp.` tensors.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from torch import Tensor
 from headrace.core.model_spec import ModelSpec, MoeSpec, RouterSpec
 from headrace.core.tensor_source import TensorSource, take, take_rows
 from headrace.kernels.experts import ExpertWeights, experts
-from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.linear import linear, linear_add, norm_linear, pack_linear
+from headrace.kernels.rms_norm import NormWeight, rms_norm
 from headrace.kernels.route_sigmoid import route_sigmoid
 from headrace.kernels.route_softmax import route_softmax
 from headrace.kernels.silu_mul import silu_mul
@@ -19,13 +20,17 @@ from headrace.kernels.silu_mul import silu_mul
 
 @dataclass(frozen=True, slots=True)
 class DenseFfn:
-    """down(SiLU(gate(x)) * up(x))."""
+    """residual += down(SiLU(gate(x)) * up(x)) of the normed residual x."""
 
     gate_up: Tensor  # [2F, D]
     down: Tensor  # [D, F]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+    def __call__(self, residual: Tensor, norm: NormWeight) -> None:
+        linear_add(silu_mul(norm_linear(residual, norm, self.gate_up)), self.down, residual)
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """The same for an x that is normed already."""
+        linear_add(silu_mul(linear(x, self.gate_up)), self.down, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,12 @@ class SparseFfn:
     routed: ExpertWeights
     shared: DenseFfn | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, residual: Tensor, norm: NormWeight) -> None:
+        x = rms_norm(residual, norm)
         ids, scales = self._route(x)
-        return experts(x, self.routed, ids, scales, None if self.shared is None else self.shared(x))
+        if self.shared is not None:
+            self.shared.add(x, residual)
+        experts(x, self.routed, ids, scales, residual)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         r = self.router

@@ -11,7 +11,7 @@ from headrace.core.model_spec import GqaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
 from headrace.kernels.gqa_attention import gqa_attention
-from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.linear import linear_add, norm_linear, pack_linear
 from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
 from headrace.kernels.rms_norm import NormWeight
 
@@ -27,10 +27,10 @@ class GqaAttention:
     k_norm: NormWeight  # [D]
     out: Tensor  # [hidden, Hq * D]
 
-    def __call__(self, x: Tensor, step: Step, cache: Tensor) -> Tensor:
-        """[T, hidden], one layer's cache [2, blocks, block_size, Hkv, D] -> [T, hidden]."""
+    def __call__(self, residual: Tensor, norm: NormWeight, step: Step, cache: Tensor) -> None:
+        """residual [T, hidden] += attention of its norm; writes a cache [2, blocks, block_size, Hkv, D]."""
         q = qk_norm_rope_kv_write(
-            linear(x, self.qkv),
+            norm_linear(residual, norm, self.qkv),
             self.q_norm,
             self.k_norm,
             step.rotation,
@@ -38,7 +38,7 @@ class GqaAttention:
             cache,
             self.interleaved,
         )
-        return linear(gqa_attention(q, cache, step.plan, self.spec.scale), self.out)
+        linear_add(gqa_attention(q, cache, step.plan, self.spec.scale), self.out, residual)
 
 
 def build_gqa(

@@ -1,4 +1,4 @@
-"""One decoder layer: norm, attention, norm, feed-forward, with the residual carried beside.
+"""One decoder layer: norm, attention, norm, feed-forward, each added to the residual.
 
 Called by the decoder and the MTP head.
 """
@@ -13,33 +13,22 @@ from headrace.core.models.gqa import GqaAttention, build_gqa
 from headrace.core.models.mla import MlaAttention, build_mla
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take_norm
-from headrace.kernels.rms_norm import NormWeight, add_rms_norm, rms_norm
+from headrace.kernels.rms_norm import NormWeight
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. A sublayer's output is added where the next norm reads: one operation for both."""
+    """Weights of one layer. Each sublayer norms the residual itself and adds its output: few launches."""
 
     input_norm: NormWeight  # [D]
     attention: MlaAttention | GqaAttention
     post_norm: NormWeight  # [D]
     ffn: DenseFfn | SparseFfn
 
-    def __call__(self, residual: Tensor, pending: Tensor | None, step: Step, cache: Tensor) -> Tensor:
-        """Run the layer.
-
-        Args:
-            residual: [T, D], updated in place.
-            pending: [T, D] not yet added to the residual, from the layer before.
-            cache: this layer's part of the KV pool, written.
-
-        Returns:
-            [T, D] pending: the residual still lacks it.
-        """
-        norm = self.input_norm
-        x = rms_norm(residual, norm) if pending is None else add_rms_norm(pending, residual, norm)
-        x = add_rms_norm(self.attention(x, step, cache), residual, self.post_norm)
-        return self.ffn(x)
+    def __call__(self, residual: Tensor, step: Step, cache: Tensor) -> None:
+        """Update `residual` [T, D] in place, and this layer's part of the KV pool."""
+        self.attention(residual, self.input_norm, step, cache)
+        self.ffn(residual, self.post_norm)
 
 
 def build_layer(source: TensorSource, prefix: str, spec: ModelSpec, *, sparse: bool) -> Layer:

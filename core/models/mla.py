@@ -10,10 +10,10 @@ from torch import Tensor
 from headrace.core.model_spec import MlaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
-from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.linear import linear_add, norm_linear, pack_linear
 from headrace.kernels.mla_attend import MlaUp, mla_attend
 from headrace.kernels.mla_kv_write import mla_kv_write
-from headrace.kernels.rms_norm import NormWeight, rms_norm
+from headrace.kernels.rms_norm import NormWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class MlaAttention:
     up: MlaUp
     out: Tensor  # [D, H * V]
 
-    def __call__(self, x: Tensor, step: Step, cache: Tensor) -> Tensor:
-        """[T, D], one layer's cache [blocks, block_size, C + R] -> [T, D]."""
+    def __call__(self, residual: Tensor, norm: NormWeight, step: Step, cache: Tensor) -> None:
+        """residual [T, D] += attention of its norm; writes one layer's cache [blocks, block_size, C + R]."""
         s = self.spec
-        projected = linear(x, self.down)
+        projected = norm_linear(residual, norm, self.down)
         q, kv_a = projected.split_with_sizes((projected.shape[1] - s.latent_dim, s.latent_dim), 1)
         mla_kv_write(kv_a, self.kv_norm, step.rotation, step.slots, cache, self.interleaved)
         if self.q_norm is not None and self.q_up is not None:
-            q = linear(rms_norm(q, self.q_norm), self.q_up)
+            q = norm_linear(q, self.q_norm, self.q_up)
         q = q.view(-1, s.num_heads, s.nope_dim + s.rope_dim)
         heads = mla_attend(q, cache, self.up, step.rotation, step.plan, s.scale, self.interleaved)
-        return linear(heads, self.out)
+        linear_add(heads, self.out, residual)
 
 
 def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope: RopeSpec) -> MlaAttention:

@@ -57,8 +57,8 @@ class Mtp:
         embedded = self._embedding.index_select(0, batch.token_ids)
         pair = (rms_norm(embedded, weights.embedding_norm), rms_norm(hidden, weights.hidden_norm))
         residual = linear(torch.cat(pair, -1), weights.project)
-        pending = weights.layer(residual, None, step, kv[self._spec.num_layers + module])
-        return residual.add_(pending)
+        weights.layer(residual, step, kv[self._spec.num_layers + module])
+        return residual
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, *, module: int = 0) -> Tensor:
