@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-import orjson
 from aiohttp import HttpVersion11, web
 
 from headrace.gateway.cork import Cork
@@ -133,8 +132,11 @@ class SseAnswer:
 
         Its id is what a client sends back as Last-Event-ID: the newest number of each choice, comma-separated.
         """
-        self._seqs[index] = seq
-        return b"id: %b\ndata: %b\n\n" % (b",".join([b"%d" % seq for seq in self._seqs]), chunk)
+        seqs = self._seqs
+        if len(seqs) == 1:
+            return b"id: %d\ndata: %b\n\n" % (seq, chunk)
+        seqs[index] = seq
+        return b"id: %b\ndata: %b\n\n" % (b",".join([b"%d" % seq for seq in seqs]), chunk)
 
     def wake(self) -> None:
         self._wake.set()
@@ -261,11 +263,11 @@ class _Choice:
 
     def _event(self, event: Event) -> bytes:
         """Serialise an event that will certainly be written; it counts as taken."""
-        logprobs = event.logprobs
+        seq, text, _, _, logprobs = event
         if logprobs is None:
-            chunk = self._frame.fill(event.text)
+            chunk = self._frame.fill(text)
         else:
-            chunk = self._frame.fill(event.text, orjson.dumps(self._shape.logprobs(logprobs)))
-        self._written = event.seq
-        self._stream.acknowledge(event.seq)
-        return self._answer.event(self.index, event.seq, chunk)
+            chunk = self._frame.fill_both(text, self._shape.logprobs(logprobs))
+        self._written = seq
+        self._stream.acknowledge(seq)
+        return self._answer.event(self.index, seq, chunk)

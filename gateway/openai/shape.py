@@ -23,20 +23,26 @@ class ChunkFrame:
         text_key: the name of the text's field.
     """
 
-    __slots__ = ("_head", "_middle", "_tail")
+    __slots__ = ("_head", "_middle", "_plain_tail", "_tail")
 
     def __init__(self, chunk: dict[str, Any], text_key: str) -> None:
         # Quotes within JSON strings are escaped, so the two patterns can only match the fields themselves.
-        self._head, found, rest = orjson.dumps(chunk).partition(f'"{text_key}":""'.encode())
-        assert found
-        self._head += found[:-2]
-        self._middle, found, self._tail = rest.partition(b'"logprobs":null')
-        assert found
-        self._middle += found[:-4]
+        head, text_field, rest = orjson.dumps(chunk).partition(f'"{text_key}":""'.encode())
+        middle, logprobs_field, tail = rest.partition(b'"logprobs":null')
+        assert text_field
+        assert logprobs_field
+        self._head = head + text_field[: -len(b'""')]
+        self._middle = middle + logprobs_field[: -len(b"null")]
+        self._tail = tail
+        self._plain_tail = rest
 
-    def fill(self, text: str, logprobs: bytes = b"null") -> bytes:
+    def fill(self, text: str) -> bytes:
+        """The chunk's JSON without logprobs."""
+        return b"".join((self._head, orjson.dumps(text), self._plain_tail))
+
+    def fill_both(self, text: str, logprobs: dict[str, Any]) -> bytes:
         """The chunk's JSON."""
-        return b"%b%b%b%b%b" % (self._head, orjson.dumps(text), self._middle, logprobs, self._tail)
+        return b"".join((self._head, orjson.dumps(text), self._middle, orjson.dumps(logprobs), self._tail))
 
 
 class Shape(Protocol):
