@@ -54,7 +54,7 @@ th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--li
 th { color: var(--soft); font-weight: 550; font-size: 13px; }
 th:first-child, td:first-child { text-align: left; }
 tr:last-child td { border-bottom: 0; }
-td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .warning { border: 1px solid var(--warn); border-left-width: 5px; border-radius: 8px; padding: 10px 14px;
   margin: 16px 0; background: var(--card); }
 .bad { color: var(--bad); }
@@ -83,7 +83,9 @@ def tiles(entries: Sequence[tuple[str, str]]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> str:
     """A card with a table; the columns `texts` hold sentences, the others figures."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    top = "".join(
+        f"<th{' class=text' if i in texts else ''}>{escape(cell)}</th>" for i, cell in enumerate(head)
+    )
     body = "".join(
         "<tr>"
         + "".join(

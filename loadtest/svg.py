@@ -11,7 +11,7 @@ from headrace.loadtest.axes import Axis
 
 COLORS = 6  # --c0 .. --c5 of the page
 WIDTH, HEIGHT = 640, 330
-LEFT, RIGHT, TOP, BOTTOM = 74, 18, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 74, 28, 12, 46
 Point = tuple[float, float]
 
 
