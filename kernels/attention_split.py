@@ -15,7 +15,7 @@ from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.paged_plan import PagedPlan
 
 MAX_SPLITS = 64
-_PROGRAMS_PER_SM = 2
+_PROGRAMS_PER_SM = 8  # several for each that fits, so that a long row does not leave the others waiting
 _MERGED_COLUMNS = 128  # of a program that merges
 
 
@@ -42,13 +42,14 @@ class Tiling:
 
 
 def make_splits(plan: PagedPlan, tiling: Tiling, least: int) -> Splits:
-    """Fill the card, with parts of at least `least` positions: below that the merge costs more than it gains."""
+    """Fill the card, with parts of one to four times `least` positions: the more tiles, the fewer parts they need."""
     tiles = plan.num_short * tiling.tiles * tiling.kv_heads
-    if plan.split_size is None:
+    if plan.split_size is not None:
+        count, fixed = -(-plan.capacity // plan.split_size), plan.split_size
+    else:
+        least *= 1 if 4 * tiles <= plan.num_sms else 2 if tiles <= plan.num_sms else 4
         useful = min(-(-plan.capacity // least), MAX_SPLITS)
         count, fixed = max(1, min(_PROGRAMS_PER_SM * plan.num_sms // tiles, useful)), 0
-    else:
-        count, fixed = -(-plan.capacity // plan.split_size), plan.split_size
     return _allocate(tiles, count, fixed, least, tiling, plan.device)
 
 

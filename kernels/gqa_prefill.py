@@ -1,7 +1,7 @@
-"""Attention of rows with many query tokens over paged keys and values: tiles of queries, one head each.
+"""Attention of rows with many query tokens: tiles of queries, one head each, over gathered keys and values.
 
-Blocks are taken from position 0 on, so a token's result depends on neither chunking nor batch-mates
-(FlashAttention-2, arXiv 2307.08691). Called by gqa_attention on a card.
+Positions are taken from 0 on in blocks of one size, so that a token's result depends on neither chunking nor
+batch-mates (FlashAttention-2, arXiv 2307.08691). Called by gqa_attention on a card.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
+from headrace.kernels.gather_context import gather_context
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
@@ -34,14 +35,11 @@ def _attend(
     position,
     keys,
     values,
-    table,
     first,
     end,
     scale,
-    block_stride,
-    token_stride,
     MASKED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    TOKEN: tl.constexpr,
     D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -49,18 +47,15 @@ def _attend(
     o_d = tl.arange(0, D)
     for n in range(first, end, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
+        at = o_n.to(tl.int64) * TOKEN
         if MASKED:
             within = o_n < end
-            block = tl.load(table + o_n // BLOCK_SIZE, mask=within, other=0).to(tl.int64)
-            at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
             b_k = tl.load(keys + at[None, :] + o_d[:, None], mask=within[None, :], other=0.0)
             scores = tl.dot(b_q, b_k, input_precision="ieee")
             scores = tl.where(o_n[None, :] > position[:, None], float("-inf"), scores)
-            # Unwritten slots may hold NaN, which no weight of 0 would cancel.
+            # What lies behind the context may be NaN, which no weight of 0 would cancel.
             b_v = tl.load(values + at[:, None] + o_d[None, :], mask=within[:, None], other=0.0)
         else:
-            block = tl.load(table + o_n // BLOCK_SIZE).to(tl.int64)
-            at = block * block_stride + (o_n % BLOCK_SIZE) * token_stride
             b_k = tl.load(keys + at[None, :] + o_d[:, None])
             scores = tl.dot(b_q, b_k, input_precision="ieee")
             b_v = tl.load(values + at[:, None] + o_d[None, :])
@@ -69,26 +64,22 @@ def _attend(
     return acc, m, total
 
 
-@triton.jit(do_not_specialize=["first_row", "table_stride"])
+@triton.jit(do_not_specialize=["first_row"])
 def _gqa_prefill_kernel(
     q_ptr,  # [T, Hq, D]
-    keys_ptr,  # [blocks, BLOCK_SIZE, Hkv, D]
+    keys_ptr,  # [S, Hkv, D]
     values_ptr,
     query_starts_ptr,
     context_lens_ptr,
-    tables_ptr,
+    starts_ptr,  # [long rows] int32
     out_ptr,  # [T, Hq, D]
     scale,  # of the scores, times log2(e)
     first_row,
     q_stride_t,
     q_stride_h,
     out_stride_t,
-    block_stride,
-    token_stride,
-    head_stride,
-    table_stride,
     GROUP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    HKV: tl.constexpr,
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -109,9 +100,8 @@ def _gqa_prefill_kernel(
     token_at = (start + token).to(tl.int64)
     p_q = q_ptr + (token_at * q_stride_t + i_head * q_stride_h)[:, None] + o_d[None, :]
     b_q = tl.load(p_q, mask=rows[:, None], other=0.0)
-    table = tables_ptr + i_row.to(tl.int64) * table_stride
-    keys = keys_ptr + (i_head // GROUP) * head_stride
-    values = values_ptr + (i_head // GROUP) * head_stride
+    first_key = tl.load(starts_ptr + tl.program_id(2)).to(tl.int64)
+    at = first_key * (HKV * D) + (i_head // GROUP) * D
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -119,12 +109,12 @@ def _gqa_prefill_kernel(
     seen_by_all = (cached + i_tile * BLOCK_M + 1) // BLOCK_N * BLOCK_N
     end = cached + tl.minimum((i_tile + 1) * BLOCK_M, num_tokens)
     acc, m, total = _attend(
-        acc, m, total, b_q, position, keys, values, table, 0, seen_by_all, scale,
-        block_stride, token_stride, False, BLOCK_SIZE, D, BLOCK_N,
+        acc, m, total, b_q, position, keys_ptr + at, values_ptr + at, 0, seen_by_all, scale,
+        False, HKV * D, D, BLOCK_N,
     )  # fmt: skip
     acc, m, total = _attend(
-        acc, m, total, b_q, position, keys, values, table, seen_by_all, end, scale,
-        block_stride, token_stride, True, BLOCK_SIZE, D, BLOCK_N,
+        acc, m, total, b_q, position, keys_ptr + at, values_ptr + at, seen_by_all, end, scale,
+        True, HKV * D, D, BLOCK_N,
     )  # fmt: skip
     p_out = out_ptr + (token_at * out_stride_t + i_head * D)[:, None] + o_d[None, :]
     tl.store(p_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=rows[:, None])
@@ -141,30 +131,27 @@ def gqa_prefill(
     """Fill `out` for the plan's long rows. Arguments as of `gqa_decode`."""
     paged = plan.paged
     assert paged is not None, "the plan was made for the CPU"
-    _, _, block_size, heads, dim = cache.shape
+    heads, dim = cache.shape[3:]
     assert q.dtype == cache.dtype == out.dtype, f"q {q.dtype}, cache {cache.dtype}, out {out.dtype}"
     assert q.stride(2) == cache.stride(4) == out.stride(1) == 1, "the last dimension must be contiguous"
     assert dim >= 16 and dim & (dim - 1) == 0, f"head dimension {dim} is no power of two from 16"
     tuning = tuning or _tuning(q.dtype, dim)
+    keys, values = gather_context(cache.flatten(3), plan).unbind(0)
     _gqa_prefill_kernel[(q.shape[1], triton.cdiv(paged.long_len, tuning.block_m), paged.num_long)](
         q_ptr=q,
-        keys_ptr=cache[0],
-        values_ptr=cache[1],
+        keys_ptr=keys,
+        values_ptr=values,
         query_starts_ptr=plan.query_starts,
         context_lens_ptr=plan.context_lens,
-        tables_ptr=plan.block_tables,
+        starts_ptr=paged.long_starts,
         out_ptr=out,
         scale=scale * LOG2_E,
         first_row=paged.num_short,
         q_stride_t=q.stride(0),
         q_stride_h=q.stride(1),
         out_stride_t=out.stride(0),
-        block_stride=cache.stride(1),
-        token_stride=cache.stride(2),
-        head_stride=cache.stride(3),
-        table_stride=plan.block_tables.stride(0),
         GROUP=q.shape[1] // heads,
-        BLOCK_SIZE=block_size,
+        HKV=heads,
         D=dim,
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
@@ -176,4 +163,4 @@ def gqa_prefill(
 def _tuning(dtype: torch.dtype, dim: int) -> GqaPrefillTuning:
     if dtype is torch.float32:
         return GqaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=2)
-    return GqaPrefillTuning(block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=5)
+    return GqaPrefillTuning(block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=3)

@@ -226,7 +226,7 @@ def _tuning(q: Tensor, queries: int) -> MlaTuning:
     if q.dtype is torch.float32:
         return MlaTuning(block_m=16, block_n=16, num_warps=4, num_stages=1, min_split=64)
     if queries <= 16:
-        return MlaTuning(block_m=16, block_n=32, num_warps=4, num_stages=5, min_split=128)
+        return MlaTuning(block_m=16, block_n=32, num_warps=4, num_stages=3, min_split=64)
     if queries <= 32:
         return MlaTuning(block_m=32, block_n=32, num_warps=8, num_stages=3, min_split=128)
     return MlaTuning(block_m=64, block_n=32, num_warps=8, num_stages=2, min_split=128)

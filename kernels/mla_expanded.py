@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
+from headrace.kernels.gather_context import gather_context
 from headrace.kernels.mla_query_triton import turn
 from headrace.kernels.online_softmax import LOG2_E, add_scores
-from headrace.kernels.paged_plan import PagedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +25,6 @@ class MlaPrefillTuning:
     block_n: int
     num_warps: int
     num_stages: int
-
-
-@triton.jit(do_not_specialize=["first_row", "table_stride"])
-def _gather_kernel(
-    cache_ptr,  # [blocks, BLOCK_SIZE, WIDTH]
-    context_lens_ptr,
-    tables_ptr,
-    starts_ptr,  # [long rows] int32, where a row's latents begin in out
-    out_ptr,  # [S, WIDTH]
-    first_row,
-    block_stride,
-    table_stride,
-    BLOCK_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    i_row = tl.program_id(1)
-    context = tl.load(context_lens_ptr + first_row + i_row)
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if tl.program_id(0) * BLOCK_N >= context:
-        return
-    o_w = tl.arange(0, BLOCK_W)
-    within = (o_n < context)[:, None] & (o_w < WIDTH)[None, :]
-    table = tables_ptr + (first_row + i_row).to(tl.int64) * table_stride
-    block = tl.load(table + o_n // BLOCK_SIZE, mask=o_n < context, other=0).to(tl.int64)
-    p_in = cache_ptr + (block * block_stride + (o_n % BLOCK_SIZE) * WIDTH)[:, None] + o_w[None, :]
-    at = (tl.load(starts_ptr + i_row) + o_n).to(tl.int64)
-    tl.store(out_ptr + at[:, None] * WIDTH + o_w[None, :], tl.load(p_in, mask=within), mask=within)
 
 
 @triton.jit
@@ -204,7 +175,7 @@ def mla_expanded(
     assert up.shape[0] == heads * (nope + value), (
         f"up {tuple(up.shape)} for {heads} heads of {nope} + {value}"
     )
-    latents = _gather(cache, plan, paged)
+    latents = gather_context(cache.unsqueeze(0), plan)[0]
     expanded = F.linear(latents[:, :rank], up)
     tuning = tuning or _tuning(q.dtype)
     _mla_prefill_kernel[(heads, triton.cdiv(paged.long_len, tuning.block_m), paged.num_long)](
@@ -231,29 +202,6 @@ def mla_expanded(
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
-
-
-def _gather(cache: Tensor, plan: AttentionPlan, paged: PagedPlan) -> Tensor:
-    """[S, C + R]: the cache rows of the long rows' contexts, one row after the other."""
-    width = cache.shape[2]
-    out = cache.new_empty(paged.long_context, width)
-    block_n = 16
-    _gather_kernel[(triton.cdiv(paged.capacity, block_n), paged.num_long)](
-        cache_ptr=cache,
-        context_lens_ptr=plan.context_lens,
-        tables_ptr=plan.block_tables,
-        starts_ptr=paged.long_starts,
-        out_ptr=out,
-        first_row=paged.num_short,
-        block_stride=cache.stride(0),
-        table_stride=plan.block_tables.stride(0),
-        BLOCK_SIZE=cache.shape[1],
-        WIDTH=width,
-        BLOCK_N=block_n,
-        BLOCK_W=triton.next_power_of_2(width),
-        num_warps=4,
-    )
-    return out
 
 
 def _tuning(dtype: torch.dtype) -> MlaPrefillTuning:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan, plan_device
 
@@ -39,13 +38,3 @@ def ragged_plan(
         split_size,
     )
     return plan, num_blocks
-
-
-def poison_unwritten(cache: Tensor, plan: AttentionPlan, block_axis: int) -> None:
-    """NaN wherever no row's context lies: what a pool holds before it is written."""
-    moved = cache.movedim((block_axis, block_axis + 1), (0, 1))
-    written = torch.zeros(moved.shape[:2], dtype=torch.bool)
-    for table, length in zip(plan.block_tables.tolist(), plan.context_lens.tolist(), strict=True):
-        for position in range(length):
-            written[table[position // moved.shape[1]], position % moved.shape[1]] = True
-    moved[~written.to(cache.device)] = float("nan")

@@ -8,7 +8,8 @@ import torch
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.gqa_attention import gqa_attention_paged, gqa_attention_ref
 from tests.kernels.close import assert_close
-from tests.kernels.paged import poison_unwritten, ragged_plan
+from tests.kernels.paged import ragged_plan
+from tests.kernels.shapes import poison_unused
 
 CASES = {
     "one": ([1], [1], 1),
@@ -32,7 +33,7 @@ def check(
     tokens = int(plan.query_starts[-1])
     q = torch.randn(tokens, heads, dim, dtype=dtype, device=device)
     cache = torch.randn(2, blocks, block_size, kv_heads, dim, dtype=dtype, device=device)
-    poison_unwritten(cache, plan, block_axis=1)
+    poison_unused(cache, plan, block_axis=1)
     # Rows without any context hold zeros; the reference knows none.
     out = gqa_attention_paged(q, cache, plan, dim**-0.5)
     empty = (plan.context_lens == 0).nonzero().flatten()

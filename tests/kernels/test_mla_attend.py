@@ -5,7 +5,8 @@ import torch
 
 from headrace.kernels.mla_attend import MlaUp, mla_attend_expanded, mla_attend_ref
 from tests.kernels.close import assert_close
-from tests.kernels.paged import poison_unwritten, ragged_plan
+from tests.kernels.paged import ragged_plan
+from tests.kernels.shapes import poison_unused, rotations
 
 
 def check(
@@ -23,16 +24,14 @@ def check(
     tokens = sum(query_lens)
     q = torch.randn(tokens, heads, nope + turning, dtype=dtype, device=device)
     cache = torch.randn(blocks, 16, rank + turning, dtype=dtype, device=device)
-    poison_unwritten(cache, plan, block_axis=0)
+    poison_unused(cache, plan, block_axis=0)
     both = torch.randn(heads, nope + value, rank, dtype=dtype, device=device) * rank**-0.5
     up = MlaUp(
         key=both[:, :nope].contiguous(),
         value=both[:, nope:].transpose(1, 2).contiguous(),
         both=both.flatten(0, 1),
     )
-    rotation = torch.polar(torch.ones(tokens, 1, turning // 2), torch.randn(tokens, 1, turning // 2)).to(
-        device
-    )
+    rotation = rotations(tokens, turning // 2, device)
     scale = (nope + turning) ** -0.5
     out = mla_attend_expanded(q, cache, up, rotation, plan, scale, interleaved)
     wide = MlaUp(up.key.float(), up.value.float(), up.both.float())

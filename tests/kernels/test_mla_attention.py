@@ -8,7 +8,8 @@ import torch
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.mla_attention import mla_attention_paged, mla_attention_ref
 from tests.kernels.close import assert_close
-from tests.kernels.paged import poison_unwritten, ragged_plan
+from tests.kernels.paged import ragged_plan
+from tests.kernels.shapes import poison_unused
 
 CASES = {
     "one": ([1], [1], 1),
@@ -25,7 +26,7 @@ def check(dtype: torch.dtype, device: torch.device, plan: AttentionPlan, blocks:
     scale = (rank + turning) ** -0.5
     q = torch.randn(tokens, heads, rank + turning, dtype=dtype, device=device)
     cache = torch.randn(blocks, 16, rank + turning, dtype=dtype, device=device)
-    poison_unwritten(cache, plan, block_axis=0)
+    poison_unused(cache, plan, block_axis=0)
     out = mla_attention_paged(q, cache, plan, scale, rank)
     assert_close("attention", out, mla_attention_ref(q, cache, plan, scale, rank))
 

@@ -14,15 +14,12 @@ from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write_ref
 from headrace.kernels.qk_norm_rope_kv_write_triton import launch_qk_norm_rope_kv_write
 from headrace.kernels.rms_norm import NormWeight
 from tests.kernels.close import assert_close
+from tests.kernels.shapes import rotations
 
 SMALL = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 PAIRS = pytest.mark.parametrize("interleaved", [True, False], ids=["neighbours", "halves"])
 SIZES = pytest.mark.parametrize("tokens", [1, 7, 63, 129, 1000])
-
-
-def turns(tokens: int, dim: int, device: torch.device) -> Tensor:
-    return torch.polar(torch.ones(tokens, 1, dim // 2), torch.randn(tokens, 1, dim // 2)).to(device)
 
 
 def gain(dim: int, dtype: torch.dtype, device: torch.device) -> NormWeight:
@@ -40,7 +37,7 @@ def check_gqa(tokens: int, dtype: torch.dtype, interleaved: bool, *shape: int, d
     slots, blocks = some_slots(tokens, device)
     cache = torch.full((2, blocks, 16, kv_heads, dim), 7.0, dtype=dtype, device=device)
     expected_cache = cache.clone()
-    rest = (gain(dim, dtype, device), gain(dim, dtype, device), turns(tokens, dim, device), slots)
+    rest = (gain(dim, dtype, device), gain(dim, dtype, device), rotations(tokens, dim // 2, device), slots)
     q = launch_qk_norm_rope_kv_write(qkv, *rest, cache, interleaved)
     expected = qk_norm_rope_kv_write_ref(qkv, *rest, expected_cache, interleaved)
     assert_close("queries", q, expected)
@@ -53,7 +50,7 @@ def check_mla(tokens: int, dtype: torch.dtype, interleaved: bool, *shape: int, d
     q = torch.randn(tokens, heads * (nope + turning) + rank + turning, dtype=dtype, device=device)
     q, kv_a = q.split((heads * (nope + turning), rank + turning), 1)
     q = q.unflatten(1, (heads, -1))
-    rotation = turns(tokens, turning, device)
+    rotation = rotations(tokens, turning // 2, device)
     slots, blocks = some_slots(tokens, device)
     cache = torch.full((blocks, 16, rank + turning), 7.0, dtype=dtype, device=device)
     expected_cache = cache.clone()

@@ -1,0 +1,81 @@
+"""Copies the paged contexts of a step's long rows into contiguous memory, one row after the other.
+
+Attention over many queries reads a context many times: following the block table once is cheaper. Called by the
+prefill kernels.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.attention_plan import AttentionPlan
+
+_POSITIONS = 16  # of a program
+
+
+@triton.jit(do_not_specialize=["first_row", "table_stride"])
+def _gather_kernel(
+    cache_ptr,  # [planes, blocks, BLOCK_SIZE, WIDTH]
+    context_lens_ptr,
+    tables_ptr,
+    starts_ptr,  # [long rows] int32, where a row begins in out
+    out_ptr,  # [planes, S, WIDTH]
+    first_row,
+    plane_stride,
+    block_stride,
+    out_plane_stride,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    i_row = tl.program_id(1)
+    i_plane = tl.program_id(2).to(tl.int64)
+    context = tl.load(context_lens_ptr + first_row + i_row)
+    if tl.program_id(0) * BLOCK_N >= context:
+        return
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_w = tl.arange(0, BLOCK_W)
+    within = (o_n < context)[:, None] & (o_w < WIDTH)[None, :]
+    table = tables_ptr + (first_row + i_row).to(tl.int64) * table_stride
+    block = tl.load(table + o_n // BLOCK_SIZE, mask=o_n < context, other=0).to(tl.int64)
+    at = i_plane * plane_stride + block * block_stride + (o_n % BLOCK_SIZE) * WIDTH
+    out_at = i_plane * out_plane_stride + (tl.load(starts_ptr + i_row) + o_n).to(tl.int64) * WIDTH
+    b_rows = tl.load(cache_ptr + at[:, None] + o_w[None, :], mask=within)
+    tl.store(out_ptr + out_at[:, None] + o_w[None, :], b_rows, mask=within)
+
+
+def gather_context(cache: Tensor, plan: AttentionPlan) -> Tensor:
+    """The long rows' contexts.
+
+    Args:
+        cache: [planes, blocks, block_size, W] of one layer; each block contiguous.
+        plan: with its paged part; `long_context` is S.
+
+    Returns:
+        [planes, S, W].
+    """
+    paged = plan.paged
+    assert paged is not None, "the plan was made for the CPU"
+    planes, _, block_size, width = cache.shape
+    assert cache.stride(2) == width and cache.stride(3) == 1, f"blocks are not contiguous: {cache.stride()}"
+    out = cache.new_empty(planes, paged.long_context, width)
+    _gather_kernel[(triton.cdiv(paged.capacity, _POSITIONS), paged.num_long, planes)](
+        cache_ptr=cache,
+        context_lens_ptr=plan.context_lens,
+        tables_ptr=plan.block_tables,
+        starts_ptr=paged.long_starts,
+        out_ptr=out,
+        first_row=paged.num_short,
+        plane_stride=cache.stride(0),
+        block_stride=cache.stride(1),
+        out_plane_stride=out.stride(0),
+        table_stride=plan.block_tables.stride(0),
+        BLOCK_SIZE=block_size,
+        WIDTH=width,
+        BLOCK_N=_POSITIONS,
+        BLOCK_W=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return out
