@@ -9,7 +9,7 @@ from headrace.config import Config
 from headrace.gateway.answers import answer_errors, name_request
 from headrace.gateway.auth import KeyRing, require_key
 from headrace.gateway.connection import track_requests
-from headrace.gateway.cors import allow_origin, answer_preflight
+from headrace.gateway.cors import allow_origin, answer_preflight, refuse_foreign_pages
 from headrace.gateway.dispatcher import Dispatcher
 from headrace.gateway.jobs import Jobs
 from headrace.gateway.openai.routes import Routes
@@ -41,6 +41,7 @@ def make_app(
             track_requests,
             answer_errors,
             answer_preflight(gateway.cors_origins),
+            refuse_foreign_pages(gateway.cors_origins),
             require_key(keys),
         ),
     )

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from headrace.gateway.errors import ApiError
+
 MAX_AGE_S = 600  # browsers cap it there or lower
 METHODS = "GET, POST, OPTIONS"
 DEFAULT_HEADERS = "Authorization, Content-Type, Last-Event-ID"
@@ -32,6 +34,29 @@ def answer_preflight(origins: Sequence[str]) -> Middleware:
         return web.Response(status=204, headers=headers)
 
     return preflight
+
+
+def refuse_foreign_pages(origins: Sequence[str]) -> Middleware:
+    """The middleware: a page of another site must not make its visitor's browser generate.
+
+    Such a page cannot read the answer, but a plain POST needs no preflight. Browsers say where a request comes
+    from; other clients do not send the header.
+    """
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if (
+            request.method == "POST"
+            and site in ("cross-site", "same-site")
+            and not _allowed(request, origins)
+        ):
+            origin = request.headers.get("Origin", "another site")
+            message = f"pages of {origin} may not call this server; allow it with --cors-origin"
+            raise ApiError(403, message, code="origin_not_allowed")
+        return await handler(request)
+
+    return refuse
 
 
 def allow_origin(

@@ -13,6 +13,7 @@ RETRY_AFTER_S = 1  # a queue turns over in about a second; clients back off furt
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     429: "rate_limit_error",
     501: "not_implemented_error",

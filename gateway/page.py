@@ -1,4 +1,4 @@
-"""The playground at `/`: one static file with its own script and style, and a policy that allows nothing else.
+"""The playground at `/`: script and style put into one page, and a policy that allows nothing else.
 
 Knows no API; the page itself talks to it. app.py adds the route.
 """
@@ -7,13 +7,14 @@ import re
 from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from aiohttp import web
 
 
 def add_page(app: web.Application) -> None:
-    """Read the page and serve it at `/`."""
-    page = (files("headrace.gateway") / "static" / "index.html").read_bytes()
+    """Put the page together and serve it at `/`."""
+    page = assemble(files("headrace.gateway") / "static")
     headers = {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": content_policy(page),
@@ -26,6 +27,15 @@ def add_page(app: web.Application) -> None:
         return web.Response(body=page, headers=headers)
 
     app.router.add_get("/", playground)
+
+
+def assemble(folder: Traversable) -> bytes:
+    """index.html with the files that its comments name in their place."""
+
+    def contents(comment: re.Match[bytes]) -> bytes:
+        return b"".join((folder / name).read_bytes() for name in comment[1].decode().split())
+
+    return re.sub(rb"/\* ((?:\w+\.(?:css|js) )+)\*/", contents, (folder / "index.html").read_bytes())
 
 
 def content_policy(page: bytes) -> str:

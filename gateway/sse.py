@@ -17,7 +17,7 @@ from headrace.gateway.errors import ApiError
 from headrace.gateway.jobs import Job
 from headrace.gateway.openai.shape import ChunkFrame, Shape, usage
 from headrace.gateway.stream import Outcome, Stream
-from headrace.gateway.token_log import Event, LogCut, merge
+from headrace.gateway.token_log import Event, merge
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -65,6 +65,7 @@ class SseAnswer:
         self._request = request
         self._transport: asyncio.Transport = request.transport
         self._job = job
+        self._streams = streams
         self._shape = shape
         self._rules = rules
         self._chunked = request.version >= HttpVersion11
@@ -145,9 +146,13 @@ class SseAnswer:
         """A choice has ended; a failure ends the others too."""
         if self._error is not None:
             return
-        self._error = error
-        self._missing = 0 if error is not None else self._missing - 1
-        if self._missing and self.state == LIVE:
+        self._missing -= 1
+        if error is not None:
+            self._error = error
+            self._missing = 0
+            for stream in self._streams:
+                stream.cancel()
+        elif self._missing and self.state == LIVE:
             sink.close()
         self._wake.set()
 
@@ -185,12 +190,8 @@ class SseAnswer:
 
     def _catch_up(self) -> None:
         """Write what waits in the logs, one merged event per choice."""
-        try:
-            for sink in self.sinks:
-                sink.catch_up()
-        except LogCut as error:
-            message = f"the reader fell too far behind: {error}"
-            self.ended(sink, ApiError(500, message, code="log_cut"))
+        for sink in self.sinks:
+            sink.catch_up()
 
     def _ending(self) -> bytes:
         """After the last token: reasons, usage, or the error; then the mark that OpenAI's clients wait for."""
@@ -232,6 +233,8 @@ class _Choice:
             answer.write(self._event(events[0] if len(events) == 1 else merge(list(events))))
         elif answer.state == WAITING:
             answer.wake()
+        elif self._stream.log.cut > self._written:
+            answer.ended(self, ApiError(500, "the reader fell too far behind", code="reader_too_slow"))
 
     def finish(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -244,6 +247,8 @@ class _Choice:
 
     def catch_up(self) -> None:
         """The answer is live (again): write what waits, the end included."""
+        if self._stream.log.cut > self._written:
+            return  # the answer ends with an error
         event = self.waiting()
         if event is not None:
             self._answer.write(event)

@@ -58,6 +58,11 @@ class TokenLog:
         """Sequence number of the newest event; 0 = none yet."""
         return self._cut + len(self._texts)
 
+    @property
+    def cut(self) -> int:
+        """Events dropped: the oldest one left has the next number."""
+        return self._cut
+
     def append(self, text: str, token_ids: list[int], end: int, logprobs: list[TokenLogprob] | None) -> Event:
         """Add an event; it gets the next sequence number."""
         texts = self._texts

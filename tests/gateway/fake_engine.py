@@ -64,6 +64,7 @@ class FakeEngine:
         self.error_after: int | None = None  # a stream that has so many tokens ends with an error
         self.burst = 1  # steps in one turn of the loop, as a gateway that fell behind reads them
         self.ready = True
+        self.heeds_credit = True
         self.running: dict[int, Running] = {}
         self.seen: list[Running] = []  # every stream ever submitted
         self.cancelled = asyncio.Event()
@@ -162,7 +163,8 @@ class FakeEngine:
 
     def _row(self, stream: Running) -> list[int]:
         sampling = stream.submit.sampling
-        stop = min(stream.sent + self.per_step, stream.credit, sampling.max_tokens, len(stream.script))
+        credit = stream.credit if self.heeds_credit else sampling.max_tokens
+        stop = min(stream.sent + self.per_step, credit, sampling.max_tokens, len(stream.script))
         row = list(stream.script[stream.sent : stop])
         for at, token_id in enumerate(row):
             if token_id in sampling.stop_token_ids and stream.sent + at >= sampling.min_tokens:

@@ -131,6 +131,22 @@ async def test_malformed_requests_get_a_400_and_are_closed(request_bytes: bytes)
         await settle(lambda: not service.connections())
 
 
+async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
+    """curl does for bodies above 1 MiB."""
+    body = json.dumps(CHAT).encode()
+    async with serving() as service:
+        client = await RawClient.connect(service.port)
+        head = (
+            f"POST {URL} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        await client.send(head.encode())
+        assert await client.reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert await client.reader.readline() == b"\r\n"
+        await client.send(body)
+        assert (await client.read_response())[0] == 200
+        await client.close()
+
+
 async def test_a_half_closed_client_counts_as_gone() -> None:
     engine = FakeEngine(say("fox " * 200), step_s=0.01)
     async with serving(engine=engine) as service:

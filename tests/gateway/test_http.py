@@ -241,6 +241,31 @@ async def test_cors_star_allows_any_origin() -> None:
     assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://anyone.example")
 
 
+@pytest.mark.parametrize(
+    ("site", "origin", "status"),
+    [
+        ("cross-site", "https://evil.example", 403),
+        ("cross-site", ORIGIN, 200),
+        ("same-origin", "http://proxied.example", 200),
+        ("none", "", 200),
+    ],
+)
+async def test_pages_of_other_sites_cannot_make_a_browser_generate(
+    site: str, origin: str, status: int
+) -> None:
+    async with serving(cors_origins=(ORIGIN,)) as service:
+        headers = {
+            "Sec-Fetch-Site": site,
+            "Content-Type": "text/plain",
+            **({"Origin": origin} if origin else {}),
+        }
+        found, answer, _ = await service.post(URL, json.dumps(CHAT).encode(), **headers)
+        assert found == status
+        if status == 403:
+            assert_error(answer, "origin_not_allowed", origin)
+            assert not service.engine.seen
+
+
 async def test_a_disconnect_cancels_the_generation() -> None:
     """With production's runner settings: aiohttp's test server would hide a missing `handler_cancellation`."""
     engine = FakeEngine(say("fox " * 200), step_s=0.01)

@@ -271,6 +271,25 @@ async def test_a_reader_that_takes_nothing_for_the_time_limit_is_given_up() -> N
         await client.close()
 
 
+async def test_a_reader_behind_an_engine_that_heeds_no_credit_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waits for a reader is bounded, whatever the engine does; the end says why."""
+    monkeypatch.setattr("headrace.gateway.stream.MAX_LOG_BYTES", 20_000)
+    engine = FakeEngine(say(LONG), max_model_len=1 << 20)
+    engine.heeds_credit = False
+    async with serving(engine=engine) as service:
+        client = await RawClient.connect(service.port, receive_buffer=32 << 10)
+        await client.post(URL, {**CHAT, "stream": True})
+        await asyncio.wait_for(engine.cancelled.wait(), 30)
+        _, body = await client.read_response()
+        await client.close()
+    events = parse_events(body)
+    assert chunks(events)[-1]["error"]["code"] == "reader_too_slow"
+    written = text_of([event for event in events if "error" not in event.data])
+    assert LONG.startswith(written), "nothing is left out in the middle"
+
+
 async def test_the_time_limit_ends_a_stream_with_its_reason() -> None:
     engine = FakeEngine(say("fox " * 200), step_s=0.02)
     async with serving(engine=engine, request_timeout_s=0.3) as service:
