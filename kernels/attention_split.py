@@ -15,7 +15,6 @@ from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.paged_plan import PagedPlan
 
 MAX_SPLITS = 64
-_PROGRAMS_PER_SM = 8  # several for each that fits, so that a long row does not leave the others waiting
 _MERGED_COLUMNS = 128  # of a program that merges
 
 
@@ -41,15 +40,27 @@ class Tiling:
     dim: int  # D of the result
 
 
-def make_splits(plan: PagedPlan, tiling: Tiling, least: int) -> Splits:
-    """Fill the card, with parts of one to four times `least` positions: the more tiles, the fewer parts they need."""
+def make_splits(plan: PagedPlan, tiling: Tiling, least: int, programs_per_sm: int) -> Splits:
+    """Divide contexts where the tiles alone would leave multiprocessors idle.
+
+    A recorded step launches all `count` programs of a tile whatever its context, and one without work still costs
+    about a microsecond of its place: hence a bound on their number, and larger parts where there are many tiles.
+
+    Args:
+        plan: of the step.
+        tiling: of the short rows.
+        least: positions of the smallest part; up to four times as many where tiles compete.
+        programs_per_sm: to aim at.
+    """
     tiles = plan.num_short * tiling.tiles * tiling.kv_heads
     if plan.split_size is not None:
         count, fixed = -(-plan.capacity // plan.split_size), plan.split_size
+    elif tiles > plan.num_sms:
+        return whole_context(plan, tiling)
     else:
-        least *= 1 if 4 * tiles <= plan.num_sms else 2 if tiles <= plan.num_sms else 4
+        least *= 1 if 16 * tiles <= plan.num_sms else 2 if 4 * tiles <= plan.num_sms else 4
         useful = min(-(-plan.capacity // least), MAX_SPLITS)
-        count, fixed = max(1, min(_PROGRAMS_PER_SM * plan.num_sms // tiles, useful)), 0
+        count, fixed = max(1, min(programs_per_sm * plan.num_sms // tiles, useful)), 0
     return _allocate(tiles, count, fixed, least, tiling, plan.device)
 
 

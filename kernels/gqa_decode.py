@@ -17,12 +17,13 @@ from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 @dataclass(frozen=True, slots=True)
 class GqaDecodeTuning:
-    """Launch choices of one shape. `min_split`: positions a part is worth."""
+    """Launch choices of one shape."""
 
     block_n: int
     num_warps: int
     num_stages: int
-    min_split: int
+    min_split: int = 32  # positions that a part is worth
+    programs_per_sm: int = 2
     max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
 
 
@@ -143,8 +144,8 @@ def gqa_decode(
     largest = 16 if q.dtype is torch.float32 else 64
     block_m = max(16, min(largest, triton.next_power_of_2(group * paged.short_len)))
     tiling = Tiling(triton.cdiv(group * paged.short_len, block_m), heads, group, block_m, dim)
-    tuning = tuning or _tuning(q.dtype)
-    splits = make_splits(paged, tiling, tuning.min_split)
+    tuning = tuning or _tuning(q.dtype, few=paged.num_short * tiling.tiles * heads <= paged.num_sms)
+    splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm)
     _gqa_decode_kernel[(heads, splits.count, paged.num_short * tiling.tiles)](
         q_ptr=q,
         keys_ptr=cache[0],
@@ -179,10 +180,11 @@ def gqa_decode(
     merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
 
 
-def _tuning(dtype: torch.dtype) -> GqaDecodeTuning:
+def _tuning(dtype: torch.dtype, *, few: bool) -> GqaDecodeTuning:
+    """By dtype, and by whether the tiles are too few to fill the card: short pipelines start sooner."""
     if dtype is torch.float32:
-        return GqaDecodeTuning(block_n=32, num_warps=4, num_stages=2, min_split=64)
-    return GqaDecodeTuning(block_n=64, num_warps=4, num_stages=5, min_split=64)
+        return GqaDecodeTuning(block_n=32, num_warps=4, num_stages=2)
+    return GqaDecodeTuning(block_n=64, num_warps=4, num_stages=3 if few else 5)
 
 
 def _check(q: Tensor, cache: Tensor, out: Tensor) -> None:

@@ -26,13 +26,14 @@ from headrace.kernels.paged_plan import PagedPlan
 
 @dataclass(frozen=True, slots=True)
 class MlaTuning:
-    """Launch choices of one shape. `min_split`: positions a part is worth."""
+    """Launch choices of one shape."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    min_split: int
+    min_split: int = 32  # positions that a part is worth
+    programs_per_sm: int = 4
     max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
 
 
@@ -151,7 +152,7 @@ def mla_decode(
     paged = _paged(plan)
     tuning = tuning or _tuning(q, q.shape[1] * paged.short_len)
     tiling = _tiling(q, paged.short_len, rank, tuning)
-    splits = make_splits(paged, tiling, tuning.min_split)
+    splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm)
     _launch(q, cache, plan, scale, out, tuning, tiling, splits, 0, paged.num_short)
     merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
 
@@ -224,12 +225,12 @@ def _launch(
 def _tuning(q: Tensor, queries: int) -> MlaTuning:
     """By dtype and by the queries (heads times tokens) of a row."""
     if q.dtype is torch.float32:
-        return MlaTuning(block_m=16, block_n=16, num_warps=4, num_stages=1, min_split=64)
+        return MlaTuning(block_m=16, block_n=16, num_warps=4, num_stages=1)
     if queries <= 16:
-        return MlaTuning(block_m=16, block_n=32, num_warps=4, num_stages=3, min_split=64)
+        return MlaTuning(block_m=16, block_n=32, num_warps=4, num_stages=3)
     if queries <= 32:
-        return MlaTuning(block_m=32, block_n=32, num_warps=8, num_stages=3, min_split=128)
-    return MlaTuning(block_m=64, block_n=32, num_warps=8, num_stages=2, min_split=128)
+        return MlaTuning(block_m=32, block_n=32, num_warps=8, num_stages=3)
+    return MlaTuning(block_m=64, block_n=32, num_warps=8, num_stages=2)
 
 
 def _paged(plan: AttentionPlan) -> PagedPlan:

@@ -80,13 +80,12 @@ def sweep() -> list[KernelCase]:
 
 def _sweep_gqa() -> Iterator[KernelCase]:
     tunings = [
+        GqaDecodeTuning(64, 4, 3),
+        GqaDecodeTuning(64, 4, 5),
         GqaDecodeTuning(64, 4, 5, 64),
-        GqaDecodeTuning(64, 4, 5, 128),
-        GqaDecodeTuning(64, 4, 5, 256),
-        GqaDecodeTuning(64, 4, 3, 64, 168),
-        GqaDecodeTuning(64, 4, 7, 64),
-        GqaDecodeTuning(64, 8, 5, 64),
-        GqaDecodeTuning(128, 8, 3, 128),
+        GqaDecodeTuning(64, 4, 5, 32, 4),
+        GqaDecodeTuning(64, 8, 5),
+        GqaDecodeTuning(128, 8, 3),
     ]
     for batch in (1, 8, 64, 256):
         for tuning in tunings:
@@ -103,13 +102,13 @@ def _sweep_prefill() -> Iterator[KernelCase]:
 
 def _sweep_mla() -> Iterator[KernelCase]:
     tunings = [
-        MlaTuning(16, 32, 4, 3, 128),
-        MlaTuning(16, 32, 4, 5, 64),
-        MlaTuning(16, 32, 4, 5, 128),
-        MlaTuning(16, 32, 4, 5, 256),
-        MlaTuning(16, 64, 8, 3, 128),
-        MlaTuning(16, 32, 8, 5, 128),
-        MlaTuning(16, 16, 4, 7, 128),
+        MlaTuning(16, 32, 4, 3),
+        MlaTuning(16, 32, 4, 3, 64),
+        MlaTuning(16, 32, 4, 3, 32, 2),
+        MlaTuning(16, 32, 4, 3, 32, 8),
+        MlaTuning(16, 32, 4, 5),
+        MlaTuning(16, 64, 8, 3),
+        MlaTuning(16, 16, 4, 3, 32, 4, 160),
     ]
     for batch in (1, 8, 64, 256):
         for tuning in tunings:

@@ -44,8 +44,9 @@ def check(
     assert_close("attention", out, expected)
 
 
-@pytest.mark.parametrize("split_size", [None, 64], ids=["free", "fixed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "split_size"), [(torch.float32, None), (torch.float16, 64)], ids=["free", "fixed"]
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_interpreted(
     case: tuple[Sequence[int], Sequence[int], int],

@@ -31,8 +31,9 @@ def check(dtype: torch.dtype, device: torch.device, plan: AttentionPlan, blocks:
     assert_close("attention", out, mla_attention_ref(q, cache, plan, scale, rank))
 
 
-@pytest.mark.parametrize("split_size", [None, 64], ids=["free", "fixed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "split_size"), [(torch.float32, None), (torch.float16, 64)], ids=["free", "fixed"]
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_interpreted(
     case: tuple[Sequence[int], Sequence[int], int],
