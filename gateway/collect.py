@@ -25,12 +25,13 @@ class Collection:
         Raises:
             ApiError: the first failure of a choice.
         """
-        error = await self._done
+        try:
+            error = await self._done
+        finally:
+            sinks, self.sinks = self.sinks, []  # they know the collection; see Stream._close
         if error is not None:
             raise error
-        return [sink.events for sink in self.sinks], [
-            sink.outcome for sink in self.sinks if sink.outcome is not None
-        ]
+        return [sink.events for sink in sinks], [sink.outcome for sink in sinks if sink.outcome is not None]
 
     def _ended(self, error: ApiError | None) -> None:
         self._missing -= 1

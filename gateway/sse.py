@@ -101,6 +101,7 @@ class SseAnswer:
             await self._within_stall(response.write_eof(b"".join([*self._pending, self._ending()])))
         finally:
             self.state = CLOSED
+            self.sinks = []  # they know the answer; without the cycle they are freed at once
         return response
 
     def write(self, event: bytes) -> None:

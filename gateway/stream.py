@@ -55,14 +55,15 @@ class Stream:
     __slots__ = (
         "_acknowledged",
         "_assembler",
+        "_finish",
         "_finished",
         "_grant_at",
         "_handle",
         "_max_tokens",
         "_num_prompt",
-        "_sink",
         "_timer",
         "_window",
+        "_write",
         "log",
     )
 
@@ -77,7 +78,8 @@ class Stream:
         self._finished = False
         self._handle: Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._sink: Sink
+        self._write: Callable[[Sequence[Event]], None] = _drop
+        self._finish: Callable[[Outcome], None] = _drop
 
     def start(self, sink: Sink, submit: Callable[[Listener], Handle], timeout_s: float) -> None:
         """Submit the generation; events go to `sink` from now on.
@@ -85,16 +87,17 @@ class Stream:
         Raises:
             NoEngine, TooManyStreams: from `submit`; the stream is then over and the sink hears nothing.
         """
-        self._sink = sink
+        self._write, self._finish = sink.write, sink.finish
         self._handle = submit(self)
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
 
     def cancel(self) -> None:
         """Nobody wants the rest; the sink hears nothing more. May be called at any time."""
         if not self._finished:
+            handle = self._handle
             self._close()
-            if self._handle is not None:
-                self._handle.cancel()
+            if handle is not None:
+                handle.cancel()
 
     def acknowledge(self, seq: int) -> None:
         """The reader took every event up to number `seq`."""
@@ -108,7 +111,7 @@ class Stream:
             raise ValueError(f"the engine sent output token {start} where {assembler.num_received} was due")
         piece = assembler.push(token_ids, logprobs)
         if piece is not None:
-            self._sink.write((self.log.append(*piece),))
+            self._write((self.log.append(*piece),))
         elif assembler.num_received >= self._grant_at:
             self._grant()
         if assembler.stop_reason is not None and assembler.matched and self._handle is not None:
@@ -164,11 +167,12 @@ class Stream:
         assembler = self._assembler
         piece = assembler.flush()
         if piece is not None:
-            self._sink.write((self.log.append(*piece),))
+            self._write((self.log.append(*piece),))
         if assembler.stop_reason is not None and error is None:
             reason = "stop"
+        finish = self._finish
         self._close()
-        self._sink.finish(
+        finish(
             Outcome(
                 self.log.last + 1,
                 reason,
@@ -181,7 +185,14 @@ class Stream:
         )
 
     def _close(self) -> None:
+        """Let go of sink and handle: both know the stream, and a cycle would wait for the garbage collector."""
         self._finished = True
+        self._handle = None
+        self._write = self._finish = _drop
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _drop(_: object) -> None:
+    """Nobody listens."""

@@ -265,11 +265,12 @@ async def test_credit_is_granted_by_quarters_of_the_window_and_only_while_the_re
     assert bench.handle.calls == [20, 24, 28, 32, 36]
 
 
-async def test_no_credit_is_granted_beyond_the_last_token() -> None:
-    bench = Bench(window=16, max_tokens=16)
-    for _ in range(16):
+@pytest.mark.parametrize(("max_tokens", "grants"), [(16, []), (24, [20, 24])])
+async def test_no_credit_is_granted_beyond_the_last_token(max_tokens: int, grants: list[int]) -> None:
+    bench = Bench(window=16, max_tokens=max_tokens)
+    for _ in range(max_tokens):
         bench.push(encode(" a")[0])
-    assert bench.handle.calls == []
+    assert bench.handle.calls == grants
 
 
 async def test_tokens_without_text_do_not_park_the_stream() -> None:

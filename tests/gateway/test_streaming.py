@@ -1,6 +1,7 @@
 """Server-sent events over real sockets: order, numbering, keep-alive, errors, credit and slow readers."""
 
 import asyncio
+import gc
 import json
 import socket
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.gateway.stream import Stream
 from headrace.ipc.messages import Submit
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.raw import RawClient
@@ -184,6 +186,24 @@ async def test_a_connection_serves_one_stream_after_another() -> None:
             assert status == 200
             assert text_of(parse_events(body)) == "Hello there."
         await client.close()
+
+
+async def test_an_ended_answer_is_freed_without_the_garbage_collector() -> None:
+    """Its pauses grow with what is alive; ended streams must not add to that."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(say("Hello there.")) as service:
+            for stream in (True, False):
+                for _ in range(5):
+                    async with service.session.post(service.url + URL, json={**CHAT, "stream": stream}) as r:
+                        await r.read()
+            await settle(lambda: not service.dispatcher.num_streams)
+            await asyncio.sleep(0.01)
+            alive = sum(isinstance(thing, Stream) for thing in gc.get_objects())
+    finally:
+        gc.enable()
+    assert alive <= 1, "the last one may still be in a frame"
 
 
 async def test_tcp_nodelay_is_on_and_the_send_buffer_small() -> None:
