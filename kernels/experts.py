@@ -57,9 +57,10 @@ def _one_token(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, o
     chosen: list[int] = ids.view(-1).tolist()
     vector, total = x.view(-1), out.view(-1)
     gate_up = torch.cat([torch.mv(weights.gate_up_views[expert], vector) for expert in chosen])
-    hidden = silu_mul(gate_up.view(len(chosen), -1)).mul_(scales.view(-1, 1))
-    for row, expert in zip(hidden.unbind(0), chosen, strict=True):
-        total.addmv_(weights.down_views[expert], row)
+    hidden = silu_mul(gate_up.view(len(chosen), -1))
+    factors: list[float] = scales.view(-1).tolist()
+    for row, expert, factor in zip(hidden.unbind(0), chosen, factors, strict=True):
+        total.addmv_(weights.down_views[expert], row, alpha=factor)
 
 
 def _by_expert(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, out: Tensor) -> None:

@@ -5,7 +5,7 @@ Called by the GQA layer.
 
 from torch import Tensor
 
-from headrace.kernels.rms_norm import NormWeight, inverse_rms, rms_norm_ref
+from headrace.kernels.rms_norm import NormWeight, floored_length, rms_norm_ref
 from headrace.kernels.rope import rope, rope_ref
 
 
@@ -38,11 +38,10 @@ def qk_norm_rope_kv_write(
     states = qkv.view(qkv.shape[0], -1, dim)
     num_q = states.shape[1] - 2 * heads
     wide = states[:, : num_q + heads].float()
-    normed = wide * inverse_rms(wide, q_norm.eps_tensor)
-    normed = normed.to(qkv.dtype)
-    normed[:, :num_q].mul_(q_norm.gain)
-    normed[:, num_q:].mul_(k_norm.gain)
-    turned = rope(normed, rotation, interleaved)
+    normed = wide / floored_length(wide, q_norm.floor)
+    normed[:, :num_q].mul_(q_norm.scaled_gain)
+    normed[:, num_q:].mul_(k_norm.scaled_gain)
+    turned = rope(normed, rotation, interleaved).to(qkv.dtype)
     rows = cache.view(2, -1, heads, dim)
     rows[0].index_copy_(0, slots, turned[:, num_q:])
     rows[1].index_copy_(0, slots, states[:, num_q + heads :])

@@ -1,5 +1,6 @@
 """RMS norm (arXiv 1910.07467), alone and with the residual addition before it. Called by the model layers."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +13,16 @@ class NormWeight:
 
     gain: Tensor
     eps: float
-    eps_tensor: Tensor = field(init=False)  # [1] float32: adding a Python number costs three times as much
+    # For the CPU, where each small operation costs as much as its start: x / rms(x) * gain is
+    # x / hypot(|x|, floor) * scaled_gain.
+    floor: Tensor = field(init=False)  # [1] float32: sqrt(D * eps)
+    scaled_gain: Tensor = field(init=False)  # [D] float32: gain * sqrt(D)
 
     def __post_init__(self) -> None:
-        device = self.gain.device
-        object.__setattr__(self, "eps_tensor", torch.full((1,), self.eps, dtype=torch.float32, device=device))
+        size, device = self.gain.shape[0], self.gain.device
+        floor = torch.full((1,), math.sqrt(size * self.eps), dtype=torch.float32, device=device)
+        object.__setattr__(self, "floor", floor)
+        object.__setattr__(self, "scaled_gain", self.gain.float() * math.sqrt(size))
 
 
 def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
@@ -33,17 +39,15 @@ def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
         from headrace.kernels.rms_norm_triton import launch_rms_norm
 
         return launch_rms_norm(x, None, norm.gain, norm.eps)
-    wide = x if x.dtype is torch.float32 else x.float()
-    normed = wide * inverse_rms(wide, norm.eps_tensor)
-    if x.dtype is not torch.float32:
-        normed = normed.to(x.dtype)
-    return normed.mul_(norm.gain)
+    if x.dtype is torch.float32:
+        return (x / floored_length(x, norm.floor)).mul_(norm.scaled_gain)
+    return rms_norm_in_place(x.float(), norm).to(x.dtype)
 
 
 def rms_norm_in_place(x: Tensor, norm: NormWeight) -> Tensor:
     """The same on the CPU, over x's own memory, which the caller has no further use for; returns x."""
     if x.dtype is torch.float32:
-        return x.mul_(inverse_rms(x, norm.eps_tensor)).mul_(norm.gain)
+        return x.div_(floored_length(x, norm.floor)).mul_(norm.scaled_gain)
     return x.copy_(rms_norm(x, norm))
 
 
@@ -76,8 +80,6 @@ def add_rms_norm_ref(x: Tensor, residual: Tensor, norm: NormWeight) -> Tensor:
     return rms_norm_ref(residual, norm)
 
 
-def inverse_rms(x: Tensor, eps_tensor: Tensor) -> Tensor:
-    """[..., D] float32 -> [..., 1]: 1 / sqrt(mean(x^2) + eps)."""
-    # vector_norm reduces in one pass without storing the squares; the rest works on one number a row.
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.addcmul(eps_tensor, length, length, value=1 / x.shape[-1]).rsqrt_()
+def floored_length(x: Tensor, floor: Tensor) -> Tensor:
+    """[..., D] float32 -> [..., 1]: sqrt(sum(x^2) + floor^2), reduced in one pass without storing the squares."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)
