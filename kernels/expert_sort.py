@@ -1,6 +1,6 @@
 """The (token, expert) pairs of a step in the order of their experts, in tiles that hold one expert each.
 
-One launch, no host synchronisation: the number of tiles stays on the card, arrays are as long as the worst case.
+No host synchronisation: the number of tiles stays on the card, arrays are as long as the worst case.
 Pairs of one expert keep their order, so the result depends on the ids alone. Called by the expert products.
 """
 
@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+_ONE_LAUNCH = 4096
+_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,81 @@ def _expert_sort_kernel(
         tl.store(pairs_ptr + rest, P, mask=rest < (first + own) * BLOCK)
 
 
-def launch_expert_sort(ids: Tensor, num_experts: int, block: int) -> ExpertOrder:
-    """Sort [T, K] expert ids below `num_experts`, into tiles of `block`."""
+@triton.jit
+def _expert_count_kernel(ids_ptr, counts_ptr, P, BINS: tl.constexpr, CHUNK: tl.constexpr):
+    """counts [chunks, BINS]: pairs of each expert in a chunk."""
+    i_c = tl.program_id(0)
+    offs = i_c * CHUNK + tl.arange(0, CHUNK)
+    b_ids = tl.load(ids_ptr + offs, mask=offs < P, other=0)
+    counts = tl.histogram(b_ids.to(tl.int32), BINS, mask=offs < P)
+    tl.store(counts_ptr + i_c * BINS + tl.arange(0, BINS), counts)
+
+
+@triton.jit
+def _expert_place_kernel(
+    ids_ptr,  # [P] int64
+    counts_ptr,  # [C, BINS]
+    places_ptr,  # [C, BINS] scratch
+    pairs_ptr,
+    tile_experts_ptr,
+    num_tiles_ptr,
+    P,
+    E,
+    C,
+    max_tiles,
+    BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Each chunk places its own pairs; the chunks share the work of the tiles' experts and empty places."""
+    i_c = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    rows = tl.arange(0, ROWS)
+    counts = tl.zeros([BINS], tl.int32)
+    earlier = tl.zeros([BINS], tl.int32)
+    for start in range(0, C, ROWS):
+        offs_c = start + rows
+        part = tl.load(
+            counts_ptr + offs_c[:, None] * BINS + bins[None, :], mask=(offs_c < C)[:, None], other=0
+        )
+        counts += tl.sum(part, 0)
+        earlier += tl.sum(tl.where((offs_c < i_c)[:, None], part, 0), 0)
+    tiles = tl.where(bins < E, (counts + BLOCK - 1) // BLOCK, 0)
+    ends = tl.cumsum(tiles, 0)
+    first = (ends - tiles) * BLOCK
+    if i_c == 0:
+        tl.store(num_tiles_ptr, tl.sum(tiles, 0))
+    offs = i_c * CHUNK + tl.arange(0, CHUNK)
+    b_ids = tl.load(ids_ptr + offs, mask=offs < P, other=-1).to(tl.int32)
+    # Of each pair: the place of its expert's first in this chunk, plus how many of the chunk come before it.
+    p_places = places_ptr + i_c * BINS
+    tl.store(p_places + bins, first + earlier)
+    tl.debug_barrier()
+    place = tl.load(p_places + b_ids, mask=offs < P, other=0)
+    for other in range(i_c * CHUNK, (i_c + 1) * CHUNK, ROWS):
+        o_ids = tl.load(ids_ptr + other + rows, mask=other + rows < P, other=-2).to(tl.int32)
+        ahead = (b_ids[:, None] == o_ids[None, :]) & ((other + rows)[None, :] < offs[:, None])
+        place += tl.sum(ahead.to(tl.int32), 1)
+    tl.store(pairs_ptr + place, offs, mask=offs < P)
+    for tile in range(i_c * ROWS, max_tiles, C * ROWS):
+        offs_t = tile + rows
+        i_e = tl.sum((ends[None, :] <= offs_t[:, None]).to(tl.int32), 1)
+        tl.store(tile_experts_ptr + offs_t, i_e, mask=offs_t < tl.max(ends, 0))
+    for expert in range(i_c, E, C):
+        full = tl.sum(tl.where(bins == expert, first + counts, 0), 0)
+        end = tl.sum(tl.where(bins == expert, ends * BLOCK, 0), 0)
+        rest = full + tl.arange(0, BLOCK)
+        tl.store(pairs_ptr + rest, P, mask=rest < end)
+
+
+def launch_expert_sort(
+    ids: Tensor, num_experts: int, block: int, one_launch: int = _ONE_LAUNCH
+) -> ExpertOrder:
+    """Sort [T, K] expert ids below `num_experts`, into tiles of `block`.
+
+    Up to `one_launch` pairs a program for each expert looks at all of them; more are counted by chunks first.
+    """
     if ids.dtype is not torch.int64 or not ids.is_contiguous():
         raise ValueError(f"ids: {ids.dtype}, strides {ids.stride()}; expected contiguous int64")
     P = ids.numel()
@@ -74,17 +150,32 @@ def launch_expert_sort(ids: Tensor, num_experts: int, block: int) -> ExpertOrder
         max_tiles=max_tiles,
         block=block,
     )
-    chunk = min(max(triton.next_power_of_2(P), 128), 8192)
-    _expert_sort_kernel[(num_experts,)](
-        ids_ptr=ids,
-        pairs_ptr=order.pairs,
-        tile_experts_ptr=order.tile_experts,
-        num_tiles_ptr=order.num_tiles,
-        P=P,
-        E=num_experts,
-        BLOCK=block,
-        BINS=max(triton.next_power_of_2(num_experts + 1), 128),
-        CHUNK=chunk,
-        num_warps=min(max(chunk // 512, 4), 16),
+    outputs = {
+        "ids_ptr": ids,
+        "pairs_ptr": order.pairs,
+        "tile_experts_ptr": order.tile_experts,
+        "num_tiles_ptr": order.num_tiles,
+        "P": P,
+        "E": num_experts,
+        "BLOCK": block,
+    }
+    if one_launch >= P:
+        chunk = min(max(triton.next_power_of_2(P), 128), 2048)
+        bins = max(triton.next_power_of_2(num_experts + 1), 128)
+        _expert_sort_kernel[(num_experts,)](**outputs, BINS=bins, CHUNK=chunk, num_warps=4)
+        return order
+    chunks, bins = triton.cdiv(P, _CHUNK), max(triton.next_power_of_2(num_experts), 128)
+    counts = torch.empty(chunks, bins, dtype=torch.int32, device=ids.device)
+    _expert_count_kernel[(chunks,)](ids_ptr=ids, counts_ptr=counts, P=P, BINS=bins, CHUNK=_CHUNK, num_warps=4)
+    _expert_place_kernel[(chunks,)](
+        **outputs,
+        counts_ptr=counts,
+        places_ptr=torch.empty_like(counts),
+        C=chunks,
+        max_tiles=max_tiles,
+        BINS=bins,
+        CHUNK=_CHUNK,
+        ROWS=16,
+        num_warps=8,
     )
     return order

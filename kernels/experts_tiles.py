@@ -1,7 +1,7 @@
 """The routed experts' products over tiles of sorted pairs: gate_up with SwiGLU, down, and the sum over a token.
 
 A tile holds one expert's tokens; its weights are read once. Small tiles stream weights for few tokens, large
-ones feed the tensor cores for many. Weights in fp8 are widened in registers. Called by experts on a card.
+ones feed the tensor cores for many. fp8 weights: kernels/fp8_tiles.py. Called by experts on a card.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.expert_sort import ExpertOrder
-from headrace.kernels.fp8_block import BLOCK, Fp8Weight
 from headrace.kernels.silu_mul_triton import swiglu
 
 _GROUP = 8  # tiles that take turns on a block of weights, so that the cache holds both
@@ -46,7 +45,6 @@ def tile_of(num_tiles, N_BLOCKS, GROUP: tl.constexpr):
 def _gate_up_kernel(
     x_ptr,  # [T, D]
     w_ptr,  # [E, 2F, D]
-    scale_ptr,  # [E, 2F / 128, D / 128] where FP8
     pairs_ptr,
     tile_experts_ptr,
     num_tiles_ptr,
@@ -62,7 +60,6 @@ def _gate_up_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
-    FP8: tl.constexpr,
 ):
     num_tiles = tl.load(num_tiles_ptr)
     i_tile, i_n = tile_of(num_tiles, tl.cdiv(F, BLOCK_N), GROUP)
@@ -76,9 +73,6 @@ def _gate_up_kernel(
         p_x = x_ptr + (b_pairs // TOP_K).to(tl.int64)[:, None] * x_stride + offs_k[None, :]
         p_gate = w_ptr + i_e * w_stride + offs_n.to(tl.int64)[None, :] * D + offs_k[:, None]
         up = F.to(tl.int64) * D
-        # The halves' rows of scales: a block of outputs lies within one row of each.
-        i_gate = (i_e * (2 * F // 128) + i_n * BLOCK_N // 128) * tl.cdiv(D, 128)
-        i_up = i_gate + F // 128 * tl.cdiv(D, 128)
         b_gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         b_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for k in tl.range(0, D, BLOCK_K, num_stages=STAGES):
@@ -87,14 +81,8 @@ def _gate_up_kernel(
             b_x = tl.load(p_x + k, mask=m_mask[:, None] & k_mask[None, :], other=0.0)
             w_gate = tl.load(p_gate + k, mask=w_mask, other=0.0)
             w_up = tl.load(p_gate + up + k, mask=w_mask, other=0.0)
-            if FP8:
-                part = tl.dot(b_x, w_gate.to(b_x.dtype), input_precision="ieee")
-                b_gate += part * tl.load(scale_ptr + i_gate + k // 128)
-                part = tl.dot(b_x, w_up.to(b_x.dtype), input_precision="ieee")
-                b_up += part * tl.load(scale_ptr + i_up + k // 128)
-            else:
-                b_gate = tl.dot(b_x, w_gate, b_gate, input_precision="ieee")
-                b_up = tl.dot(b_x, w_up, b_up, input_precision="ieee")
+            b_gate = tl.dot(b_x, w_gate, b_gate, input_precision="ieee")
+            b_up = tl.dot(b_x, w_up, b_up, input_precision="ieee")
         p_out = out_ptr + b_pairs.to(tl.int64)[:, None] * F + offs_n[None, :]
         out = swiglu(b_gate, b_up).to(out_ptr.dtype.element_ty)
         tl.store(p_out, out, mask=m_mask[:, None] & n_mask[None, :])
@@ -104,7 +92,6 @@ def _gate_up_kernel(
 def _down_kernel(
     x_ptr,  # [P, F]
     w_ptr,  # [E, D, F]
-    scale_ptr,  # [E, D / 128, F / 128] where FP8
     shares_ptr,  # [P] float32
     pairs_ptr,
     tile_experts_ptr,
@@ -119,7 +106,6 @@ def _down_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
-    FP8: tl.constexpr,
 ):
     num_tiles = tl.load(num_tiles_ptr)
     i_tile, i_n = tile_of(num_tiles, tl.cdiv(D, BLOCK_N), GROUP)
@@ -132,17 +118,12 @@ def _down_kernel(
         n_mask = offs_n < D
         p_x = x_ptr + b_pairs.to(tl.int64)[:, None] * F + offs_k[None, :]
         p_w = w_ptr + i_e * w_stride + offs_n.to(tl.int64)[None, :] * F + offs_k[:, None]
-        i_scale = (i_e * tl.cdiv(D, 128) + i_n * BLOCK_N // 128) * tl.cdiv(F, 128)
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for k in tl.range(0, F, BLOCK_K, num_stages=STAGES):
             k_mask = offs_k < F - k
             b_x = tl.load(p_x + k, mask=m_mask[:, None] & k_mask[None, :], other=0.0)
             b_w = tl.load(p_w + k, mask=n_mask[None, :] & k_mask[:, None], other=0.0)
-            if FP8:
-                part = tl.dot(b_x, b_w.to(b_x.dtype), input_precision="ieee")
-                acc += part * tl.load(scale_ptr + i_scale + k // 128)
-            else:
-                acc = tl.dot(b_x, b_w, acc, input_precision="ieee")
+            acc = tl.dot(b_x, b_w, acc, input_precision="ieee")
         acc *= tl.load(shares_ptr + b_pairs, mask=m_mask, other=0.0)[:, None]
         p_out = out_ptr + b_pairs.to(tl.int64)[:, None] * D + offs_n[None, :]
         tl.store(p_out, acc.to(out_ptr.dtype.element_ty), mask=m_mask[:, None] & n_mask[None, :])
@@ -168,18 +149,14 @@ def _combine_kernel(
     tl.store(out_ptr + i_t * D + offs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def launch_gate_up(
-    x: Tensor, weight: Tensor | Fp8Weight, order: ExpertOrder, top_k: int, tuning: TileTuning
-) -> Tensor:
+def launch_gate_up(x: Tensor, weight: Tensor, order: ExpertOrder, top_k: int, tuning: TileTuning) -> Tensor:
     """[T, D], [E, 2F, D] -> SwiGLU of every pair's product, [T * top_k, F]."""
-    values = weight.values if isinstance(weight, Fp8Weight) else weight
-    (T, D), F = x.shape, values.shape[1] // 2
-    _check(values, D, isinstance(weight, Fp8Weight), F, tuning)
+    (T, D), F = x.shape, weight.shape[1] // 2
+    _check(weight, D)
     out = torch.empty(T * top_k, F, dtype=x.dtype, device=x.device)
     _gate_up_kernel[(order.max_tiles * triton.cdiv(F, tuning.block_n),)](
         x_ptr=x,
-        w_ptr=values,
-        scale_ptr=weight.scale_inv if isinstance(weight, Fp8Weight) else None,
+        w_ptr=weight,
         pairs_ptr=order.pairs,
         tile_experts_ptr=order.tile_experts,
         num_tiles_ptr=order.num_tiles,
@@ -189,13 +166,12 @@ def launch_gate_up(
         D=D,
         F=F,
         x_stride=x.stride(0),
-        w_stride=values.stride(0),
+        w_stride=weight.stride(0),
         BLOCK_M=order.block,
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
         GROUP=_GROUP,
-        FP8=isinstance(weight, Fp8Weight),
         num_warps=tuning.num_warps,
     )
     return out
@@ -203,21 +179,19 @@ def launch_gate_up(
 
 def launch_down(
     x: Tensor,
-    weight: Tensor | Fp8Weight,
+    weight: Tensor,
     shares: Tensor,
     order: ExpertOrder,
     dtype: torch.dtype,
     tuning: TileTuning,
 ) -> Tensor:
     """[P, F], [E, D, F], each pair's share [T, K] float32 -> share * product, [P, D] of `dtype`."""
-    values = weight.values if isinstance(weight, Fp8Weight) else weight
-    (P, F), D = x.shape, values.shape[1]
-    _check(values, F, isinstance(weight, Fp8Weight), D, tuning)
+    (P, F), D = x.shape, weight.shape[1]
+    _check(weight, F)
     out = torch.empty(P, D, dtype=dtype, device=x.device)
     _down_kernel[(order.max_tiles * triton.cdiv(D, tuning.block_n),)](
         x_ptr=x,
-        w_ptr=values,
-        scale_ptr=weight.scale_inv if isinstance(weight, Fp8Weight) else None,
+        w_ptr=weight,
         shares_ptr=shares,
         pairs_ptr=order.pairs,
         tile_experts_ptr=order.tile_experts,
@@ -226,13 +200,12 @@ def launch_down(
         P=P,
         D=D,
         F=F,
-        w_stride=values.stride(0),
+        w_stride=weight.stride(0),
         BLOCK_M=order.block,
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
         GROUP=_GROUP,
-        FP8=isinstance(weight, Fp8Weight),
         num_warps=tuning.num_warps,
     )
     return out
@@ -257,8 +230,6 @@ def launch_combine(parts: Tensor, top_k: int, dtype: torch.dtype, base: Tensor |
     return out
 
 
-def _check(values: Tensor, K: int, fp8: bool, rows: int, tuning: TileTuning) -> None:
-    if values.shape[2] != K or not values.is_contiguous():
-        raise ValueError(f"weight: {tuple(values.shape)}, strides {values.stride()}; expected {K} contiguous")
-    if fp8 and (rows % BLOCK or BLOCK % tuning.block_n or BLOCK % tuning.block_k):
-        raise ValueError(f"weight: {rows} rows or {tuning} do not fit {BLOCK}x{BLOCK} blocks of scales")
+def _check(weight: Tensor, K: int) -> None:
+    if weight.shape[2] != K or not weight.is_contiguous():
+        raise ValueError(f"weight: {tuple(weight.shape)}, strides {weight.stride()}; expected {K} contiguous")

@@ -218,5 +218,5 @@ def fp8_tuning(pairs: int, outputs: int, order: ExpertOrder | None) -> Fp8Tuning
         return Fp8Tuning(order.block, 128, 8 if order.block >= 128 else 4, 4)
     if pairs <= 256:
         # Few rows: programs enough to ask for the whole weight at once.
-        return Fp8Tuning(64, 32 if outputs <= 8192 else 128, 4, 5)
-    return Fp8Tuning(128, 128, 8, 4)
+        return Fp8Tuning(64, 64 if outputs <= 8192 else 128, 4, 6)
+    return Fp8Tuning(64, 128, 4, 4)

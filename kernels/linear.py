@@ -17,7 +17,7 @@ PAD = 16  # numbers between the columns of a packed weight: strides that are pow
 def linear(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
     """[T, K] x [N, K] -> [T, N]."""
     if x.is_cuda:
-        return _linear_cuda(x, weight, None, None)
+        return _linear_cuda(x, weight, None)
     return F.linear(x, _tensor(weight, x.dtype))
 
 
@@ -26,9 +26,7 @@ def linear_ref(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
 
 
 def norm_linear(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> Tensor:
-    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; one launch on a card for one token."""
-    if x.is_cuda:
-        return _linear_cuda(x, weight, norm, None)
+    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; the norm first."""
     return linear(rms_norm(x, norm), weight)
 
 
@@ -39,7 +37,7 @@ def norm_linear_ref(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> 
 def linear_add(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor) -> Tensor:
     """residual += linear(x), in place: [T, K] x [N, K], [T, N] -> `residual`."""
     if x.is_cuda:
-        return _linear_cuda(x, weight, None, residual)
+        return _linear_cuda(x, weight, residual)
     return residual.addmm_(x, _tensor(weight, x.dtype).t())
 
 
@@ -70,15 +68,11 @@ def _tensor(weight: Tensor | Fp8Weight, dtype: torch.dtype) -> Tensor:
     return weight.dequantize(dtype) if isinstance(weight, Fp8Weight) else weight
 
 
-def _linear_cuda(
-    x: Tensor, weight: Tensor | Fp8Weight, norm: NormWeight | None, residual: Tensor | None
-) -> Tensor:
+def _linear_cuda(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor | None) -> Tensor:
     if x.shape[0] == 1:
         from headrace.kernels.linear_one import launch_linear_one
 
-        return launch_linear_one(x, weight, norm, residual)
-    if norm is not None:
-        x = rms_norm(x, norm)
+        return launch_linear_one(x, weight, residual)
     if isinstance(weight, Fp8Weight):
         from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
 

@@ -1,8 +1,7 @@
 """Products of one token with a weight, on a card: the weight is streamed once, each program owns some rows.
 
 What a program reads of the weight first is asked for before the launch ahead has ended (programmatic dependent
-launch), since weights depend on no launch. The input's RMS norm may be folded in: the gain scales the input, the
-root divides the sum. Weights may be fp8 with a scale for each 128x128 block. Called by linear and norm_linear.
+launch), since weights depend on no launch. Weights may be fp8 with a scale for each 128x128 block. Called by linear.
 """
 
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.fp8_block import BLOCK, Fp8Weight
-from headrace.kernels.rms_norm import NormWeight
 
-_MAX_BLOCK_K = 4096
+_MAX_BLOCK_K = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,7 @@ class OneTuning:
     block_n: int
     block_k: int
     num_warps: int
+    num_stages: int
 
 
 @triton.jit
@@ -40,15 +39,13 @@ def _linear_one_kernel(
     x_ptr,  # [K]
     w_ptr,  # [N, K]
     scale_ptr,  # [N / 128, K / 128] where FP8
-    gain_ptr,  # [K] where NORM
     out_ptr,  # [N]; added to where ADD
     N,
     K,
     w_stride,
-    eps,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr,
+    STAGES: tl.constexpr,
     ADD: tl.constexpr,
     FP8: tl.constexpr,
     PDL: tl.constexpr,
@@ -62,42 +59,37 @@ def _linear_one_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    acc = tl.zeros([BLOCK_N], tl.float32)
-    squares = 0.0
-    for k in range(0, K, BLOCK_K):
+    b_x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+    groups = tl.cdiv(K, 128)
+    # A program's rows share their block of rows.
+    i_scale = (i_n * BLOCK_N // 128) * groups
+    if FP8:
+        b_x *= spread_scales(scale_ptr + i_scale, groups, BLOCK_K)
+    acc = b_w.to(tl.float32) * b_x[None, :]
+    for k in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
         k_mask = offs_k < K - k
-        if k > 0:
-            b_w = tl.load(p_w + k, mask=n_mask[:, None] & k_mask[None, :], other=0.0)
+        b_w = tl.load(p_w + k, mask=n_mask[:, None] & k_mask[None, :], other=0.0)
         b_x = tl.load(x_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
-        if NORM:
-            squares += tl.sum(b_x * b_x, 0)
-            b_x = b_x * tl.load(gain_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
         if FP8:
-            groups = tl.cdiv(K, 128)
-            # A program's rows share their block of rows.
-            i_scale = (i_n * BLOCK_N // 128) * groups + k // 128
-            b_x = b_x * spread_scales(scale_ptr + i_scale, groups - k // 128, BLOCK_K)
-        acc += tl.sum(b_w.to(tl.float32) * b_x[None, :], 1)
-    if NORM:
-        acc = acc / tl.sqrt(squares / K + eps)
+            b_x *= spread_scales(scale_ptr + i_scale + k // 128, groups - k // 128, BLOCK_K)
+        acc += b_w.to(tl.float32) * b_x[None, :]
+    out = tl.sum(acc, 1)
     if ADD:
-        acc += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offs_n, acc.to(out_ptr.dtype.element_ty), mask=n_mask)
+        out += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
 
 
 def launch_linear_one(
     x: Tensor,
     weight: Tensor | Fp8Weight,
-    norm: NormWeight | None,
     add_to: Tensor | None,
     tuning: OneTuning | None = None,
 ) -> Tensor:
-    """linear(norm(x)) for one token; into `add_to`, added, where given.
+    """linear(x) for one token; into `add_to`, added, where given.
 
     Args:
         x: [1, K], contiguous.
         weight: [N, K], rows of contiguous numbers.
-        norm: of K numbers; None = none.
         add_to: [1, N], updated and returned; None = a new tensor.
         tuning: None = the table's.
 
@@ -117,15 +109,13 @@ def launch_linear_one(
         x_ptr=x,
         w_ptr=values,
         scale_ptr=weight.scale_inv if isinstance(weight, Fp8Weight) else None,
-        gain_ptr=None if norm is None else norm.gain,
         out_ptr=out,
         N=N,
         K=K,
         w_stride=values.stride(0),
-        eps=0.0 if norm is None else norm.eps,
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
-        NORM=norm is not None,
+        STAGES=tuning.num_stages,
         ADD=add_to is not None,
         FP8=fp8,
         PDL=x.is_cuda,
@@ -136,7 +126,8 @@ def launch_linear_one(
 
 
 def one_tuning(K: int, *, fp8: bool) -> OneTuning:
-    """All of a row at once where it fits: everything is asked for before anything is waited for."""
+    """Little in registers, so that many programs ask for their rows at once."""
     block_k = min(max(triton.next_power_of_2(K), BLOCK), _MAX_BLOCK_K)
-    rows = max(16384 // block_k, 1) if fp8 else max(8192 // block_k, 1)
-    return OneTuning(block_n=min(rows, 16), block_k=block_k, num_warps=4)
+    return OneTuning(
+        block_n=8 if fp8 else 4, block_k=2 * block_k if fp8 else block_k, num_warps=4, num_stages=3
+    )

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_FEW = 512  # tokens up to which plain multiplications beat the tensor cores' detour
+_FEW = 64  # tokens up to which plain multiplications beat the tensor cores' detour
 _WEIGHT_EPS = 1e-20
 
 
@@ -53,16 +53,18 @@ def _logits_few_kernel(
 def _logits_kernel(
     x_ptr,  # [T, D]
     gate_ptr,  # [E, D]
-    out_ptr,  # [T, E]
+    out_ptr,  # [SPLITS, T, E]
     T,
     E,
     D,
     x_stride,
+    SHARE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PIECES: tl.constexpr,
 ):
+    i_split = tl.program_id(2)
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     offs_d = tl.arange(0, BLOCK_D)
@@ -71,7 +73,7 @@ def _logits_kernel(
     p_x = x_ptr + offs_t.to(tl.int64)[:, None] * x_stride + offs_d[None, :]
     p_gate = gate_ptr + offs_e[None, :] * D + offs_d[:, None]
     acc = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
-    for d in range(0, D, BLOCK_D):
+    for d in range(i_split * SHARE, tl.minimum((i_split + 1) * SHARE, D), BLOCK_D):
         d_mask = offs_d < D - d
         b_x = tl.load(p_x + d, mask=t_mask[:, None] & d_mask[None, :], other=0.0)
         rest = tl.load(p_gate + d, mask=e_mask[None, :] & d_mask[:, None], other=0.0)
@@ -82,7 +84,7 @@ def _logits_kernel(
                 rest = rest - piece.to(tl.float32)
         else:
             acc = tl.dot(b_x.to(tl.float32), rest, acc, input_precision="ieee")
-    p_out = out_ptr + offs_t.to(tl.int64)[:, None] * E + offs_e[None, :]
+    p_out = out_ptr + i_split.to(tl.int64) * T * E + offs_t.to(tl.int64)[:, None] * E + offs_e[None, :]
     tl.store(p_out, acc, mask=t_mask[:, None] & e_mask[None, :])
 
 
@@ -103,13 +105,15 @@ def _order_keys(values, offs, END: tl.constexpr):
 
 @triton.jit
 def _choose_kernel(
-    logits_ptr,  # [T, E]
+    logits_ptr,  # [SPLITS, T, E]
     bias_ptr,  # [E] where SIGMOID
     ids_ptr,  # [T, TOP_K]
     weights_ptr,  # [T, TOP_K]
+    T,
     E,
     weight_scale,
     weight_eps,
+    SPLITS: tl.constexpr,
     TOP_K: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -127,6 +131,8 @@ def _choose_kernel(
     offs = tl.arange(0, E_BLOCK)
     mask = offs < E
     logits = tl.load(logits_ptr + i_t * E + offs, mask=mask, other=float("-inf"))
+    for i in tl.static_range(1, SPLITS):
+        logits += tl.load(logits_ptr + (i * T + i_t) * E + offs, mask=mask, other=0.0)
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-logits))
         choice = scores + tl.load(bias_ptr + offs, mask=mask, other=0.0)
@@ -172,13 +178,14 @@ def _choose_kernel(
 
 
 def launch_logits(x: Tensor, gate: Tensor) -> Tensor:
-    """[T, D], [E, D] float32 -> [T, E] float32."""
+    """[T, D], [E, D] float32 -> [parts, T, E] float32: logits are sums over the parts."""
     (T, D), E = x.shape, gate.shape[0]
     if gate.dtype is not torch.float32 or gate.shape != (E, D) or not gate.is_contiguous():
         raise ValueError(f"gate: {tuple(gate.shape)} {gate.dtype}, expected contiguous [E, {D}] float32")
     if x.stride(1) != 1:
         raise ValueError(f"x: rows must be contiguous, strides are {x.stride()}")
-    out = torch.empty(T, E, dtype=torch.float32, device=x.device)
+    splits = 1 if T <= _FEW else 8 if T <= 512 else 2
+    out = torch.empty(splits, T, E, dtype=torch.float32, device=x.device)
     shared = {"x_ptr": x, "gate_ptr": gate, "out_ptr": out, "T": T, "E": E, "D": D, "x_stride": x.stride(0)}
     if T <= _FEW:
         block_t = 1 if T < 4 else 4
@@ -193,8 +200,10 @@ def launch_logits(x: Tensor, gate: Tensor) -> Tensor:
             **({"launch_pdl": True} if x.is_cuda else {}),
         )
         return out
-    _logits_kernel[(triton.cdiv(T, 64), triton.cdiv(E, 64))](
+    # Parts of whole blocks; the sum over the parts, in order, is the next launch's.
+    _logits_kernel[(triton.cdiv(T, 64), triton.cdiv(E, 64), splits)](
         **shared,
+        SHARE=triton.cdiv(triton.cdiv(D, splits), 64) * 64,
         BLOCK_T=64,
         BLOCK_E=64,
         BLOCK_D=64,
@@ -214,12 +223,12 @@ def launch_choose(
     normalize: bool,
     weight_scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """[T, E] float32 -> ids [T, top_k] int64, best first, and weights [T, top_k] float32.
+    """Parts of logits [parts, T, E] float32 -> ids [T, top_k] int64, best first, and weights [T, top_k] float32.
 
     Args:
         bias: [E] float32: scores are sigmoids, groups are judged by their two best; None: softmax, by the best.
     """
-    T, E = logits.shape
+    SPLITS, T, E = logits.shape
     if not 0 < top_k <= E or E % num_groups or topk_groups > num_groups:
         raise ValueError(f"top_k: {top_k} of {E} experts in {topk_groups} of {num_groups} groups")
     ids = torch.empty(T, top_k, dtype=torch.int64, device=logits.device)
@@ -229,9 +238,11 @@ def launch_choose(
         bias_ptr=bias,
         ids_ptr=ids,
         weights_ptr=weights,
+        T=T,
         E=E,
         weight_scale=weight_scale,
         weight_eps=_WEIGHT_EPS,
+        SPLITS=SPLITS,
         TOP_K=top_k,
         GROUPS=num_groups,
         TOP_GROUPS=topk_groups,

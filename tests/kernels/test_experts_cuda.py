@@ -44,7 +44,9 @@ def make(
     return normal(T, D, dtype=dtype, device=device), gate_up, down, ids, scales, base
 
 
-@pytest.mark.parametrize(("tokens", "num_experts", "top_k", "block"), [(1, 4, 2, 16), (50, 10, 3, 16)])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "top_k", "block"), [(1, 4, 2, 16), (50, 10, 3, 16), (200, 10, 3, 16)]
+)
 def test_sort_puts_each_pair_once_into_a_tile_of_its_expert(
     tokens: int, num_experts: int, top_k: int, block: int, device: torch.device
 ) -> None:
@@ -54,7 +56,14 @@ def test_sort_puts_each_pair_once_into_a_tile_of_its_expert(
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "top_k", "block"),
-    [(1, 128, 8, 16), (7, 64, 6, 16), (129, 128, 8, 32), (1000, 256, 8, 64), (4096, 128, 8, 128)],
+    [
+        (1, 128, 8, 16),
+        (7, 64, 6, 16),
+        (129, 128, 8, 32),
+        (1000, 256, 8, 64),
+        (4096, 128, 8, 128),
+        (16384, 128, 8, 64),
+    ],
 )
 def test_sort_on_the_card(
     tokens: int, num_experts: int, top_k: int, block: int, device: torch.device
@@ -66,7 +75,7 @@ def check_sort(tokens: int, num_experts: int, top_k: int, block: int, device: to
     from headrace.kernels.expert_sort import launch_expert_sort
 
     ids = torch.rand(tokens, num_experts, device=device).topk(top_k, -1)[1]
-    order = launch_expert_sort(ids, num_experts, block)
+    order = launch_expert_sort(ids, num_experts, block, one_launch=4096 if ids.is_cuda else 200)
     count, total = int(order.num_tiles), ids.numel()
     pairs = order.pairs.view(-1, block)[:count].cpu()
     flat = ids.flatten().cpu()
@@ -91,15 +100,24 @@ def test_one_token(shape: tuple[int, int, int, int], fp8: bool, device: torch.de
     assert_close("sum", launch_experts_one(*args, blocks=(32, 64)), expected)
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
-def test_tiles_of_few_tokens(fp8: bool, device: torch.device) -> None:
+def test_tiles_of_few_tokens(device: torch.device) -> None:
     from headrace.kernels.experts_cuda import ExpertsTuning, experts_cuda
     from headrace.kernels.experts_tiles import TileTuning
 
-    args = make(9, (5, 3, 256, 128), torch.float32, device, fp8=fp8)
+    args = make(9, (5, 3, 256, 128), torch.float32, device, fp8=False)
     tile = TileTuning(block_n=64, block_k=128, num_warps=4, num_stages=2)
     expected = by_expert(*args)
     assert_close("sum", experts_cuda(*args, tuning=ExpertsTuning(16, tile, tile)), expected)
+
+
+def test_fp8_tiles_of_few_tokens(device: torch.device) -> None:
+    from headrace.kernels.experts_cuda import experts_cuda
+
+    args = make(9, (5, 3, 256, 128), torch.float32, device, fp8=True)
+    expected = by_expert(*args)
+    # Triton's interpreter cuts where a card rounds: twice the error.
+    error = float((experts_cuda(*args) - expected).norm() / expected.norm())
+    assert error < (0.05 if args[0].is_cuda else 0.1)
 
 
 def test_fp8_rows_times_fp8_weights(device: torch.device) -> None:
@@ -113,7 +131,9 @@ def test_fp8_rows_times_fp8_weights(device: torch.device) -> None:
     # Triton's interpreter cuts where a card rounds: twice the error.
     assert float((widened - x).norm() / x.norm()) < (0.03 if x.is_cuda else 0.06)
     found = launch_fp8_tiles(rows, weight, torch.float32, tuning=Fp8Tuning(64, 32, 4, 2))
-    assert_close("product", found, widened @ weight.dequantize(torch.float32).T)
+    # A card's tensor cores keep some 14 bits of a sum of fp8 products.
+    allowed = torch.float16 if x.is_cuda else torch.float32
+    assert_close("product", found, widened @ weight.dequantize(torch.float32).T, allowed)
 
 
 @pytest.mark.gpu
