@@ -27,11 +27,11 @@ BATCHES = {
 @pytest.mark.parametrize("batch", BATCHES)
 def test_mla_attention(batch: str, dtype: torch.dtype, device: torch.device) -> None:
     plan, tokens = ragged_plan(BATCHES[batch], BLOCK_SIZE, BLOCKS, device)
-    q = normal(tokens, 5, 40, dtype=dtype, device=device)
-    cache = normal(BLOCKS, BLOCK_SIZE, 40, dtype=dtype, device=device)
+    q = normal(tokens, 5, 48, dtype=dtype, device=device)
+    cache = normal(BLOCKS, BLOCK_SIZE, 48, dtype=dtype, device=device)
     poison_unused(cache, plan, 0)
-    found = mla_attention(q, cache, plan, 0.2, 24)
-    assert_close("latent", found, mla_attention_ref(q, cache, plan, 0.2, 24))
+    found = mla_attention(q, cache, plan, 0.2, 32)
+    assert_close("latent", found, mla_attention_ref(q, cache, plan, 0.2, 32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
