@@ -57,7 +57,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter = self._exchange = None
             if self._parser.state != COMPLETE:  # cancelled or timed out: what still comes is nobody's
                 self._transport.abort()
 

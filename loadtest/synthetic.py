@@ -8,10 +8,11 @@ import argparse
 import json
 import logging
 import signal
+import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -26,15 +27,29 @@ MAX_WAIT_S = 0.02  # how late a stop is noticed
 
 
 class SyntheticLoop:
-    """Socket and batch, turned by `run` until `stop`. The switches may be called from any thread."""
+    """Socket and batch, turned by `run` until `stop`. The switches may be called from any thread.
 
-    def __init__(self, address: str, wire: WireConfig, options: SyntheticOptions) -> None:
+    Args:
+        address: to bind.
+        wire: as the gateways have it.
+        options: limits, speed, tokens.
+        on_step: told the time (time.monotonic) at which each step ended, before its tokens are sent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        wire: WireConfig,
+        options: SyntheticOptions,
+        on_step: Callable[[float], None] | None = None,
+    ) -> None:
         self.socket = EngineSocket(address, options.welcome(), wire)
         self._batch = SyntheticBatch(options, time.monotonic)
         self._stopping = threading.Event()
         self._thawed = threading.Event()
         self._thawed.set()
         self._goodbye = True
+        self._on_step = on_step
         self._drain_until: float | None = None
 
     def stop(self, *, goodbye: bool = True) -> None:
@@ -70,6 +85,8 @@ class SyntheticLoop:
                     self._send(batch.flush())
                 elif (now := time.monotonic()) >= deadline:
                     deadline = None
+                    if self._on_step is not None:
+                        self._on_step(now)
                     self._send(batch.commit(now - started))
                 if self.socket.load_due:
                     self.socket.send_load(batch.load())
@@ -193,6 +210,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--token-ms", type=float, default=0.0, help="more for each query token of the step")
     parser.add_argument("--tokens-per-row", type=int, default=1, choices=range(1, 256), metavar="1..255")
+    parser.add_argument("--step-log", type=Path, help="append the end of each step to this file, as doubles")
     parser.add_argument(
         "--token-ids",
         type=_int_list,
@@ -200,6 +218,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="the tokens to choose from, comma-separated; default: words",
     )
     return parser.parse_args(argv)
+
+
+def _log_to(path: Path) -> Callable[[float], None]:
+    """Appends doubles, unbuffered: a reader may look at any time."""
+    file = path.open("ab", buffering=0)  # open to the end of the process
+
+    def log(now: float) -> None:
+        file.write(struct.pack("d", now))
+
+    return log
 
 
 def _int_list(text: str) -> tuple[int, ...]:
@@ -212,7 +240,8 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     config = Config.from_dict(json.loads(arguments.config.read_text()))
     address = config.engine_addresses()[arguments.index]
-    loop = SyntheticLoop(address, config.wire, options_from(config, arguments))
+    on_step = None if arguments.step_log is None else _log_to(arguments.step_log)
+    loop = SyntheticLoop(address, config.wire, options_from(config, arguments), on_step)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: loop.drain(config.gateway.drain_s))
     logging.getLogger(__name__).info("engine %d ready", arguments.index)

@@ -1,0 +1,1 @@
+"""Servers to measure ours against, each as its pattern is usually written."""
