@@ -4,7 +4,10 @@ Started by module name from the `headrace` command. `python -P -m headrace.loadt
 """
 
 import argparse
+import asyncio
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,10 +31,13 @@ from headrace.loadtest.record import SCHEMA, LoadRecord, Run
 from headrace.loadtest.report import report_page
 from headrace.loadtest.software import commit, machine, versions
 from headrace.loadtest.summary import summary
-from headrace.loadtest.words import TokenRate
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
+
+
+class Interrupted(Exception):
+    """The user has had enough; what was measured counts."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -101,8 +107,12 @@ async def _run(plan: Plan, target: Target, console: Console) -> tuple[list[Run],
             console.print("the server reports no usage: tokens are counted by events, lengths are guesses")
 
         async def hold(load: Load) -> Run:
-            run = await _hold(plan, client, load, rate, len(runs), console)
+            driver = Driver(client, plan.sessions(rate, len(runs)), load, plan.limits, plan.asking, plan.slo)
+            async with watching(driver, console, describe(load)):
+                run = await _run_or_stop(driver)
             runs.append(run)
+            if driver.interrupted:
+                raise Interrupted
             return run
 
         async def attainment(at: float) -> float | None:
@@ -113,16 +123,22 @@ async def _run(plan: Plan, target: Target, console: Console) -> tuple[list[Run],
         for load in plan.loads():
             await hold(load)
         return runs, None
+    except Interrupted:
+        return runs, None
     finally:
         await client.close()
 
 
-async def _hold(
-    plan: Plan, client: Client, load: Load, rate: TokenRate, number: int, console: Console
-) -> Run:
-    driver = Driver(client, plan.sessions(rate, number), load, plan.limits, plan.asking, plan.slo)
-    async with watching(driver, console, describe(load)):
+async def _run_or_stop(driver: Driver) -> Run:
+    """The driver's run; Ctrl-C ends it early, with the figures so far."""
+    if threading.current_thread() is not threading.main_thread():
         return await driver.run()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, driver.stop)
+    try:
+        return await driver.run()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def _compare(argv: Sequence[str], console: Console) -> int:

@@ -52,13 +52,14 @@ class Driver:
         self.client = client
         self.lag = LagMeter()
         self.load = load
+        self.interrupted = False
         self.limits = limits
         self._sessions = sessions
         self._asking = asking
         self._slo = slo
         self._tasks: set[asyncio.Task[None]] = set()
         self._claimed = 0
-        self._timed_out = False
+        self._ended: float | None = None  # when the run was ended before its sessions
         self._bug: BaseException | None = None
         self._stopped = asyncio.Event()  # nothing new
         self.start = perf_counter()
@@ -73,15 +74,18 @@ class Driver:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         self.lag.start()
         source = asyncio.get_running_loop().create_task(self._source())
+        idle = asyncio.get_running_loop().create_task(self._until_idle(source))
+        stopped = asyncio.get_running_loop().create_task(self._stopped.wait())
+        timeout = None if self.limits.duration_s == inf else self.limits.duration_s
         try:
-            async with asyncio.timeout(None if self.limits.duration_s == inf else self.limits.duration_s):
-                await self._until_idle(source)
-        except TimeoutError:
-            self._timed_out = True
+            await asyncio.wait({idle, stopped}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not idle.done():
+                self._ended = perf_counter() if self.interrupted else self.window.end
         finally:
             self._stopped.set()
-            source.cancel()
-            await asyncio.wait({source})
+            for task in (source, idle, stopped):
+                task.cancel()
+            await asyncio.wait({source, idle, stopped})
             await self._drain()
             cpu_share = await self.lag.stop()
             self.recorder.fold()
@@ -90,6 +94,11 @@ class Driver:
         if self._bug is not None:
             raise self._bug
         return self._result(started, cpu_share)
+
+    def stop(self) -> None:
+        """End the run now: what still runs is cut, the figures so far are the result."""
+        self.interrupted = True
+        self._stopped.set()
 
     async def _source(self) -> None:
         """Start users as the load says."""
@@ -149,7 +158,7 @@ class Driver:
         tasks = set(self._tasks)
         if not tasks:
             return
-        _, late = await asyncio.wait(tasks, timeout=self.limits.drain_s)
+        _, late = await asyncio.wait(tasks, timeout=0 if self.interrupted else self.limits.drain_s)
         for task in late:
             task.cancel()
         await asyncio.wait(tasks)
@@ -172,7 +181,7 @@ class Driver:
 
     def _result(self, started: str, cpu_share: float) -> Run:
         recorder, load = self.recorder, self.load
-        end = self.window.end if self._timed_out else max(recorder.last_end, self.window.begin)
+        end = self._ended or max(recorder.last_end, self.window.begin)
         window_s = max(end - self.window.begin, 1e-9)
         tpot = recorder.latencies["tpot"].quantile(0.5)
         has_slo = bool(str(self._slo))

@@ -80,7 +80,9 @@ class _View:
         for name in ("ttft", "itl", "e2e"):
             rows.add_row(name.upper(), *_figures(recorder.latencies[name]))
         rows.add_row("client", *_figures(driver.lag.lag), "late")
-        return Group(head, ProgressBar(total=total or None, completed=done, width=60), figures, rows)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=total or None, completed=done, width=60))
+        return Group(head, bar, figures, rows)
 
 
 def _figures(histogram: Histogram) -> list[str]:

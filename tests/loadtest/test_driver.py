@@ -115,6 +115,16 @@ async def test_the_drain_waits_for_what_runs_and_begins_nothing() -> None:
     assert run.window_s == pytest.approx(0.05)
 
 
+async def test_a_run_that_is_stopped_keeps_its_figures() -> None:
+    client = FakeClient()
+    driver = Driver(client, sessions(), ClosedLoop(users=2), Limits(duration_s=60), Asking(), Slo())
+    asyncio.get_running_loop().call_later(0.1, driver.stop)
+    run = await driver.run()
+    assert driver.interrupted
+    assert run.requests > 0
+    assert run.window_s < 10
+
+
 async def test_sessions_beyond_the_limit_are_counted_as_not_sent() -> None:
     client = FakeClient(stalled=1000)
     asyncio.get_running_loop().call_later(0.2, client.release.set)
