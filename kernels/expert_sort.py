@@ -175,7 +175,7 @@ def launch_expert_sort(
         max_tiles=max_tiles,
         BINS=bins,
         CHUNK=_CHUNK,
-        ROWS=16,
+        ROWS=32,
         num_warps=8,
     )
     return order

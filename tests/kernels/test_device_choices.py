@@ -39,7 +39,7 @@ def check_router(
 
 
 @pytest.mark.parametrize(("experts", "groups"), [(10, (1, 1)), (24, (4, 2))])
-@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize("tokens", [1, 13, 20])
 def test_router(tokens: int, experts: int, groups: tuple[int, int], device: torch.device) -> None:
     check_router(tokens, experts, groups, 3, torch.float32, device)
 
