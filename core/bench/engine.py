@@ -72,6 +72,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="of the CPU")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--kv-memory", type=int, default=CacheConfig().memory_bytes, help="bytes")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="query tokens of a step")
     parser.add_argument("--record", type=Path, default=Path("loadtest/results/engine.jsonl"))
     return parser.parse_args()
 
@@ -82,6 +83,7 @@ def _numbers(text: str) -> list[int]:
 
 def _config(arguments: argparse.Namespace) -> Config:
     most = max(arguments.batches)
+    budget = max(arguments.max_num_batched_tokens, most)
     return Config(
         model=ModelConfig(
             path=arguments.model,
@@ -91,11 +93,10 @@ def _config(arguments: argparse.Namespace) -> Config:
         ),
         # Cached prefixes would turn later prefills into nothing, and the prompts are random anyway.
         cache=CacheConfig(memory_bytes=arguments.kv_memory, prefix_cache=False),
-        scheduler=replace(
-            SchedulerConfig(),
+        scheduler=SchedulerConfig(
             max_num_seqs=most,
-            max_num_batched_tokens=max(512, most),
-            max_waiting=max(1024, most),
+            max_num_batched_tokens=budget,
+            max_waiting=max(SchedulerConfig().max_waiting, most),
         ),
         engine=EngineConfig(threads=arguments.threads),
     )
