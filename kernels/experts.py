@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.fp8_block import Fp8Weight
-from headrace.kernels.linear import pack_linear
 from headrace.kernels.silu_mul import silu_mul, silu_mul_ref
 
 
@@ -20,8 +19,8 @@ class ExpertWeights:
     __slots__ = ("down", "down_views", "gate_up", "gate_up_views")
 
     def __init__(self, gate_up: Tensor | Fp8Weight, down: Tensor | Fp8Weight) -> None:
-        self.gate_up = _stack(gate_up)
-        self.down = _stack(down)
+        self.gate_up = gate_up
+        self.down = down
         # Indexing a stack costs as much as a small product: the CPU's per-expert calls use ready views.
         self.gate_up_views = _views(self.gate_up)
         self.down_views = _views(self.down)
@@ -92,10 +91,6 @@ def experts_ref(
             hidden = silu_mul_ref((gate_up @ x[token].float()).unsqueeze(0))[0]
             out[token] += scale[slot] * (down @ hidden)
     return out.to(x.dtype) if base is None else base.copy_(out)
-
-
-def _stack(weight: Tensor | Fp8Weight) -> Tensor | Fp8Weight:
-    return weight if isinstance(weight, Fp8Weight) else pack_linear(weight)
 
 
 def _views(stack: Tensor | Fp8Weight) -> tuple[Tensor, ...]:

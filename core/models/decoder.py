@@ -13,7 +13,7 @@ from headrace.core.models.mtp import Mtp, build_mtp_module
 from headrace.core.models.rope_table import rope_table
 from headrace.core.models.step import begin_step
 from headrace.core.tensor_source import TensorSource, take, take_norm
-from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.linear import linear
 from headrace.kernels.rms_norm import NormWeight, rms_norm
 
 
@@ -80,7 +80,6 @@ def build_decoder(spec: ModelSpec, source: TensorSource, device: torch.device) -
     head = embedding
     if not spec.tied_embeddings:
         head = take(source, "lm_head.weight", spec.vocab_size, spec.hidden_size)
-    head = pack_linear(head)
     modules = tuple(
         build_mtp_module(source, f"model.layers.{spec.num_layers + i}.", spec) for i in range(spec.num_mtp)
     )

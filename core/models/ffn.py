@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.core.model_spec import ModelSpec, MoeSpec, RouterSpec
 from headrace.core.tensor_source import TensorSource, take, take_rows
 from headrace.kernels.experts import ExpertWeights, experts
-from headrace.kernels.linear import linear, linear_add, norm_linear, pack_linear
+from headrace.kernels.linear import linear, linear_add, norm_linear
 from headrace.kernels.rms_norm import NormWeight, rms_norm
 from headrace.kernels.route_sigmoid import route_sigmoid
 from headrace.kernels.route_softmax import route_softmax
@@ -61,7 +61,7 @@ class SparseFfn:
 def build_dense(source: TensorSource, prefix: str, hidden: int, size: int) -> DenseFfn:
     parts = ((f"{prefix}gate_proj.weight", size), (f"{prefix}up_proj.weight", size))
     down = take(source, f"{prefix}down_proj.weight", hidden, size)
-    return DenseFfn(pack_linear(take_rows(source, parts, hidden)), pack_linear(down))
+    return DenseFfn(take_rows(source, parts, hidden), down)
 
 
 def build_sparse(source: TensorSource, prefix: str, hidden: int, moe: MoeSpec) -> SparseFfn:

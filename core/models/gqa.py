@@ -11,7 +11,7 @@ from headrace.core.model_spec import GqaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
 from headrace.kernels.gqa_attention import gqa_attention
-from headrace.kernels.linear import linear_add, norm_linear, pack_linear
+from headrace.kernels.linear import linear_add, norm_linear
 from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
 from headrace.kernels.rms_norm import NormWeight
 
@@ -54,8 +54,8 @@ def build_gqa(
     return GqaAttention(
         spec=gqa,
         interleaved=rope.interleaved,
-        qkv=pack_linear(take_rows(source, parts, hidden)),
+        qkv=take_rows(source, parts, hidden),
         q_norm=take_norm(source, f"{prefix}q_norm.weight", gqa.head_dim, norm_eps),
         k_norm=take_norm(source, f"{prefix}k_norm.weight", gqa.head_dim, norm_eps),
-        out=pack_linear(take(source, f"{prefix}o_proj.weight", hidden, q_rows)),
+        out=take(source, f"{prefix}o_proj.weight", hidden, q_rows),
     )

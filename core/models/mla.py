@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.core.model_spec import MlaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
-from headrace.kernels.linear import linear_add, norm_linear, pack_linear
+from headrace.kernels.linear import linear_add, norm_linear
 from headrace.kernels.mla_attend import MlaUp, mla_attend
 from headrace.kernels.mla_kv_write import mla_kv_write
 from headrace.kernels.rms_norm import NormWeight
@@ -52,7 +52,7 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
     else:
         q_part = (f"{prefix}q_a_proj.weight", mla.q_lora_rank)
         q_norm = take_norm(source, f"{prefix}q_a_layernorm.weight", mla.q_lora_rank, mla.lora_norm_eps)
-        q_up = pack_linear(take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank))
+        q_up = take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank)
     kv_up = take(
         source, f"{prefix}kv_b_proj.weight", mla.num_heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank
     )
@@ -60,7 +60,7 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
     return MlaAttention(
         spec=mla,
         interleaved=rope.interleaved,
-        down=pack_linear(take_rows(source, (q_part, kv_part), hidden)),
+        down=take_rows(source, (q_part, kv_part), hidden),
         q_norm=q_norm,
         q_up=q_up,
         kv_norm=take_norm(source, f"{prefix}kv_a_layernorm.weight", mla.kv_lora_rank, mla.lora_norm_eps),
@@ -69,5 +69,5 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
             value=by_head[:, mla.nope_dim :].transpose(1, 2).contiguous(),
             both=kv_up,
         ),
-        out=pack_linear(take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim)),
+        out=take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim),
     )

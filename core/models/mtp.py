@@ -13,7 +13,7 @@ from headrace.core.model_spec import ModelSpec
 from headrace.core.models.layer import Layer, build_layer
 from headrace.core.models.step import begin_step
 from headrace.core.tensor_source import TensorSource, take, take_norm
-from headrace.kernels.linear import linear, pack_linear
+from headrace.kernels.linear import linear
 from headrace.kernels.rms_norm import NormWeight, rms_norm
 
 
@@ -73,7 +73,7 @@ def build_mtp_module(source: TensorSource, prefix: str, spec: ModelSpec) -> MtpM
     return MtpModule(
         embedding_norm=take_norm(source, f"{prefix}enorm.weight", hidden, spec.norm_eps),
         hidden_norm=take_norm(source, f"{prefix}hnorm.weight", hidden, spec.norm_eps),
-        project=pack_linear(take(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden)),
+        project=take(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden),
         layer=build_layer(source, prefix, spec, sparse=spec.moe is not None),
         norm=take_norm(source, f"{prefix}shared_head.norm.weight", hidden, spec.norm_eps),
     )

@@ -1,10 +1,18 @@
-"""Routed experts against a loop over tokens and experts, and the weights' packing."""
+"""Products with weights, and routed experts against a loop over tokens and experts."""
 
 import pytest
 import torch
 
 from headrace.kernels.experts import ExpertWeights, experts, experts_ref
-from headrace.kernels.linear import linear, linear_ref, pack_linear
+from headrace.kernels.linear import (
+    linear,
+    linear_add,
+    linear_add_ref,
+    linear_ref,
+    norm_linear,
+    norm_linear_ref,
+)
+from headrace.kernels.rms_norm import NormWeight
 from tests.kernels.close import assert_close
 from tests.kernels.shapes import DTYPES, SIZES, normal
 
@@ -53,9 +61,14 @@ def test_experts_that_nobody_chose_are_not_read(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(129, 63), (63, 129), (256, 64)], ids=str)
 @pytest.mark.parametrize("tokens", SIZES)
-def test_packed_linear(tokens: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-    weight = normal(*shape, dtype=dtype, device=device)
+def test_linear(tokens: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    weight = normal(*shape, dtype=dtype, device=device, scale=0.3)
     x = normal(tokens, shape[1], dtype=dtype, device=device)
-    packed = pack_linear(weight)
-    assert torch.equal(packed, weight)
-    assert_close("product", linear(x, packed), linear_ref(x, weight))
+    norm = NormWeight(normal(shape[1], dtype=dtype, device=device), 1e-6)
+    assert_close("product", linear(x, weight), linear_ref(x, weight))
+    assert_close("normed product", norm_linear(x, norm, weight), norm_linear_ref(x, norm, weight))
+    residual = normal(tokens, shape[0], dtype=dtype, device=device)
+    expected = linear_add_ref(x, weight, residual.clone())
+    found = linear_add(x, weight, residual)
+    assert_close("sum", found, expected)
+    assert found.data_ptr() == residual.data_ptr()
