@@ -82,4 +82,5 @@ def add_rms_norm_ref(x: Tensor, residual: Tensor, norm: NormWeight) -> Tensor:
 
 def floored_length(x: Tensor, floor: Tensor) -> Tensor:
     """[..., D] float32 -> [..., 1]: sqrt(sum(x^2) + floor^2), reduced in one pass without storing the squares."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(floor)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length.hypot_(floor)

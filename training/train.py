@@ -80,7 +80,7 @@ def train_step(
     with torch.autocast(rows.device.type, torch.bfloat16):
         losses = model.losses(rows)
     mtp = (1 - TEACHER) * losses.mtp + TEACHER * losses.imitation
-    (losses.main + moment.mtp_weight * mtp.mean()).backward()  # type: ignore[no-untyped-call]
+    (losses.main + moment.mtp_weight * mtp.mean()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
     scale_rates(optimizers, moment.rate)
     for optimizer in optimizers:
