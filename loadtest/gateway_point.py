@@ -17,7 +17,8 @@ from headrace.loadtest.client_ws import WsClient
 from headrace.loadtest.exchange import Call, Exchange
 from headrace.loadtest.fleet import MODEL, Fleet, Front, cpu_seconds, resident_bytes
 
-WARMUP_S = 1.0
+WARMUP_S = 1.0  # after every stream has begun
+BEGIN_S = 10.0  # that streams may take to begin
 PROMPT = "the mill by the river turns when the water comes down the hill"
 
 
@@ -61,6 +62,7 @@ async def measure(fleet: Fleet, front: Front, load: Load, *, paced: bool) -> Poi
     users = [asyncio.ensure_future(_user(client, load.output_tokens, ended)) for _ in range(load.streams)]
     gc.collect()
     gc.freeze()
+    await _all_speak(client, load.streams)
     await asyncio.sleep(WARMUP_S)
     begin = perf_counter()
     before = (cpu_seconds(front.pid), process_time(), cpu_seconds(fleet.engine_pid))
@@ -116,6 +118,16 @@ async def idle_bytes(front: Front, transport: str, streams: int) -> float:
     if failed:
         raise NothingCame(f"{front.name}: {failed}")
     return grown / streams
+
+
+async def _all_speak(client: Client, streams: int) -> None:
+    """Until as many streams have had a token, or until it is clear that not all will."""
+    deadline = perf_counter() + BEGIN_S
+    while perf_counter() < deadline:
+        # A request of a short answer may just be between two.
+        if sum(1 for exchange in client.exchanges if exchange.arrivals) >= 0.9 * streams:
+            return
+        await asyncio.sleep(0.05)
 
 
 def _client(front: Front, load: Load) -> Client:
