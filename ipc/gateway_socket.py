@@ -213,7 +213,9 @@ class GatewaySocket:
                     self._drop("refused", "keys: only one side has them, or no engine listens there")
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if self.state != "refused":
                     # Who finds the mismatch first hangs up; where that is the engine, libzmq tells us no more.
-                    self._become("refused", "keys: hung up on in the handshake; another engine's, or one side has none")
+                    self._become(
+                        "refused", "keys: hung up on in the handshake; another engine's, or one side has none"
+                    )
                 case _:
                     pass
 
