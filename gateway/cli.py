@@ -86,7 +86,6 @@ def serve(
     device: flags.Device = "auto",
     max_model_len: flags.MaxModelLen = 0,
     load_format: flags.LoadFormat = "safetensors",
-    compile_model: flags.Compile = DEFAULT.model.compile,
     kv_memory: flags.KvMemory = "",
     kv_blocks: flags.KvBlocks = 0,
     block_size: flags.BlockSize = DEFAULT.cache.block_size,
@@ -121,7 +120,6 @@ def serve(
             dtype=dtype,
             device=device,
             max_model_len=max_model_len,
-            compile=compile_model,
         ),
         cache=_cache(kv_memory, kv_blocks, block_size, prefix_cache),
         scheduler=SchedulerConfig(
@@ -160,7 +158,6 @@ def engine(
     device: flags.Device = "auto",
     max_model_len: flags.MaxModelLen = 0,
     load_format: flags.LoadFormat = "safetensors",
-    compile_model: flags.Compile = DEFAULT.model.compile,
     kv_memory: flags.KvMemory = "",
     kv_blocks: flags.KvBlocks = 0,
     block_size: flags.BlockSize = DEFAULT.cache.block_size,
@@ -183,7 +180,6 @@ def engine(
             dtype=dtype,
             device=device,
             max_model_len=max_model_len,
-            compile=compile_model,
         ),
         cache=_cache(kv_memory, kv_blocks, block_size, prefix_cache),
         scheduler=SchedulerConfig(

@@ -40,9 +40,6 @@ MaxModelLen = Annotated[
     ),
 ]
 LoadFormat = Annotated[FormatName, Option(help="dummy = random weights, for tests.", rich_help_panel=MODEL)]
-Compile = Annotated[
-    bool, Option("--compile/--no-compile", help="Use torch.compile; slower to start.", rich_help_panel=MODEL)
-]
 
 KvMemory = Annotated[
     str, Option(metavar="SIZE", help="Per engine, such as 512M or 8G.", rich_help_panel=CACHE)

@@ -70,7 +70,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="timed pairs of runs; the median counts")
     parser.add_argument("--peer", choices=("transformers",), help="measure it in the same run, at batch 1")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--kv-memory", type=int, default=CacheConfig().memory_bytes, help="bytes")
     parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="query tokens of a step")
     parser.add_argument("--record", type=Path, default=Path("loadtest/results/engine.jsonl"))
@@ -89,7 +88,6 @@ def _config(arguments: argparse.Namespace) -> Config:
             path=arguments.model,
             load_format=arguments.load_format,
             dtype=arguments.dtype,
-            compile=arguments.compile,
         ),
         # Cached prefixes would turn later prefills into nothing, and the prompts are random anyway.
         cache=CacheConfig(memory_bytes=arguments.kv_memory, prefix_cache=False),

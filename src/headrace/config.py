@@ -27,7 +27,6 @@ class ModelConfig:
     dtype: DType = "auto"  # auto = float32 on a CPU, bfloat16 on a GPU
     device: Device = "auto"
     max_model_len: int = 0  # tokens of prompt + output; 0 = what the checkpoint allows
-    compile: bool = False  # torch.compile; pays on a GPU, costs start-up time on a CPU
     seed: int = 0  # of dummy weights
 
 
