@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace.core.request import Request
 from headrace.ipc.messages import Sampling
+from headrace.kernels.likeliest import likeliest
 from headrace.kernels.random_uniform import Purpose, random_uniform
 from headrace.kernels.sample import sample
 
@@ -60,6 +61,7 @@ class Sampler:
         self._bias: Tensor | None = None  # [N, V] float32
         self._stops: Tensor | None = None  # [N, V] bool: tokens barred until `_earliest`
         self._earliest = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._random: set[int] = set()  # slots with a temperature
         self._penalised: set[int] = set()
         self._biased: set[int] = set()
         self._delayed: set[int] = set()
@@ -73,6 +75,9 @@ class Sampler:
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = params.seed
+        self._random.discard(slot)
+        if params.temperature:
+            self._random.add(slot)
         self._logprobs.pop(slot, None)
         if params.logprobs >= 0:
             self._logprobs[slot] = params.logprobs
@@ -119,7 +124,9 @@ class Sampler:
         asked = tuple(row for row, slot in enumerate(slot_list) if slot in self._logprobs)
         raw = logits[list(asked)] if asked else None
         self._adjust(logits, slots, slot_list, positions)
-        tokens = self.choose(logits, slots, positions)
+        # On a card the recorded kernel chooses, so that ties fall alike in every step.
+        greedy = not logits.is_cuda and self._random.isdisjoint(slot_list)
+        tokens = likeliest(logits) if greedy else self.choose(logits, slots, positions)
         if self._counts is not None and not self._penalised.isdisjoint(slot_list):
             self._counts[slots, tokens.clamp(min=0)] += 1
         logprobs = None

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.kernels.likeliest import likeliest
 from headrace.kernels.random_uniform import FRACTION_BITS
 from headrace.kernels.sample import INVALID_TOKEN, sample
 
@@ -118,3 +119,10 @@ def test_a_row_with_nan_is_reported_and_harms_no_other(temperature: float) -> No
     chosen = choose(logits, uniforms(3), temperature, top_p=0.9)
     assert chosen[1] == INVALID_TOKEN
     assert chosen[[0, 2]].tolist() == clean[[0, 2]].tolist()
+
+
+def test_the_greedy_shortcut_chooses_as_temperature_zero_does() -> None:
+    """Ties and NaN included."""
+    logits = torch.randint(0, 5, (200, 12), generator=torch.Generator().manual_seed(2)).float()
+    logits[7, 3] = float("nan")
+    assert likeliest(logits).tolist() == choose(logits, uniforms(200), temperature=0.0).tolist()
