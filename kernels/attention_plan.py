@@ -18,11 +18,12 @@ class DecodeGroup:
 
     rows: Tensor | None  # [G] int64, which query tokens; None = all of the step's, in order
     num_rows: int
-    block_ids: Tensor  # [G * n] int64: n blocks for each row
+    block_ids: Tensor  # [G * n]: n blocks for each row
     length: int  # of the longest context
-    padding: (
-        Tensor | None
-    )  # [P] int64: cells of the G * n blocks, counted in tokens, that are not the row's own
+    # Of one row whose blocks follow each other in the pool: its first cell. There is nothing to gather then.
+    first_cell: int | None
+    # [P] int64: cells of the G * n blocks, counted in tokens, that are not the row's own; None = there are none.
+    padding: Tensor | None
     mask: Tensor  # float32, 0 or -inf: [G, 1, length]; [1, 1, 1] of 0 where all contexts are `length` long
 
 
@@ -32,7 +33,7 @@ class PrefillRow:
 
     start: int  # first query token in the step
     end: int
-    block_ids: Tensor  # [n] int64
+    block_ids: Tensor  # [n]
     length: int  # of the context, the row's own tokens included
     mask: Tensor | None  # [end - start, length] float32; None = the whole context is its own: plain causal
 
@@ -103,7 +104,6 @@ def _plan_dense(
     query_starts: Tensor, context_lens: Tensor, block_tables: Tensor, num_decodes: int, block_size: int
 ) -> AttentionPlan:
     lengths: list[int] = context_lens.tolist()
-    tables = block_tables.long()
     groups = _decode_groups(lengths, num_decodes, block_size)
     alone = len(groups) == 1 and num_decodes == len(lengths)
     return AttentionPlan(
@@ -111,9 +111,9 @@ def _plan_dense(
         context_lens=context_lens,
         block_tables=block_tables,
         decodes=tuple(
-            _decode_group(rows, lengths, context_lens, tables, block_size, alone) for rows in groups
+            _decode_group(rows, lengths, context_lens, block_tables, block_size, alone) for rows in groups
         ),
-        prefills=_prefill_rows(query_starts.tolist(), lengths, tables, num_decodes, block_size),
+        prefills=_prefill_rows(query_starts.tolist(), lengths, block_tables, num_decodes, block_size),
     )
 
 
@@ -138,8 +138,13 @@ def _decode_group(
         padding = beyond.flatten().nonzero().flatten()
         outside = beyond[:, None, :longest]
         mask = mask.expand(outside.shape).masked_fill(outside, float("-inf"))
-    chosen = tables if index is None else tables.index_select(0, index)
-    return DecodeGroup(index, len(rows), chosen[:, :needed].flatten(), longest, padding, mask)
+    block_ids = (tables if index is None else tables.index_select(0, index))[:, :needed].flatten()
+    first_cell = None
+    if len(rows) == 1:
+        blocks: list[int] = block_ids.tolist()
+        if blocks[-1] - blocks[0] == needed - 1 and blocks == list(range(blocks[0], blocks[-1] + 1)):
+            first_cell = blocks[0] * block_size
+    return DecodeGroup(index, len(rows), block_ids, longest, first_cell, padding, mask)
 
 
 def _prefill_rows(

@@ -52,11 +52,11 @@ def gqa_attention_paged(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: fl
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
     """[G, Hq, D] -> [G, Hq * D]. The query heads of one key-value head are the queries of one call."""
     heads, dim = cache.shape[3:]
-    stored = cache.index_select(1, group.block_ids)
+    stored = cache if group.first_cell is not None else cache.index_select(1, group.block_ids)
     if group.padding is not None:
         # A cell that nobody wrote may hold NaN, and 0 * NaN would reach the sum.
         stored.view(2, -1, heads, dim).index_fill_(1, group.padding, 0.0)
-    rows = stored.view(2, group.num_rows, -1, heads, dim)[:, :, : group.length]
+    rows = stored.view(2, group.num_rows, -1, heads, dim).narrow(2, group.first_cell or 0, group.length)
     keys, values = rows.transpose(2, 3).unbind(0)
     mask = group.mask.unsqueeze(1).to(q.dtype) if group.mask.numel() > 1 else None
     queries = q.view(group.num_rows, heads, -1, dim)

@@ -51,12 +51,13 @@ def mla_attention_paged(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: fl
 
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float, rank: int) -> Tensor:
     """[G, H, C + R] -> [G, H, C]. The heads of a row are the queries of one product."""
-    stored = cache.index_select(0, group.block_ids)
     if group.num_rows == 1 and q.dtype is torch.float32:
         # One row needs no batch and no mask; a plain product costs half as much to start as a batched one.
-        own = stored.view(-1, q.shape[2]).narrow(0, 0, group.length)
+        stored = cache if group.first_cell is not None else cache.index_select(0, group.block_ids)
+        own = stored.view(-1, q.shape[2]).narrow(0, group.first_cell or 0, group.length)
         scores = torch.addmm(group.mask[0], q[0], own.t(), beta=0, alpha=scale)
         return torch.mm(scores.softmax(-1), own.narrow(1, 0, rank)).unsqueeze(0)
+    stored = cache.index_select(0, group.block_ids)
     if group.padding is not None:
         # A cell that nobody wrote may hold NaN, and 0 * NaN would reach the sum.
         stored.view(-1, q.shape[2]).index_fill_(0, group.padding, 0.0)
