@@ -127,9 +127,8 @@ def _dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def _threads(config: Config) -> int:
-    """Cores of one engine: what the gateway workers leave, for a stalled gateway stalls every stream."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, (cores - config.gateway.workers) // config.engine.count)
+    """Cores of one engine. The gateway's core is shared: beside it, the second of two was worth a third."""
+    return max(1, len(os.sched_getaffinity(0)) // config.engine.count)
 
 
 def _num_blocks(cache: CacheConfig, model: Model) -> int:

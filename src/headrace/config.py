@@ -54,7 +54,7 @@ class EngineConfig:
     """The engine processes of one service."""
 
     count: int = 1
-    threads: int = 0  # CPU threads of each engine; 0 = (cores - gateway workers) / engines
+    threads: int = 0  # CPU threads of each engine; 0 = cores / engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
