@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["safetensors", "dummy"]
+Quantization = Literal["", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -25,6 +26,7 @@ class ModelConfig:
     served_name: str = ""  # the `model` of API answers; empty = the folder's name
     load_format: LoadFormat = "safetensors"
     dtype: DType = "auto"  # auto = float32 on a CPU, bfloat16 on a GPU
+    quantization: Quantization = ""  # of weights, while loading; "" = as the checkpoint has them
     device: Device = "auto"
     max_model_len: int = 0  # tokens of prompt + output; 0 = what the checkpoint allows
     seed: int = 0  # of dummy weights
