@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headrace.kernels.paged_plan import ShortRows
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -22,3 +24,4 @@ class Batch:
     max_query_len: int
     max_context_len: int
     prefill_context: int | None = None  # positions of the other rows' contexts together; None = not counted
+    short: ShortRows | None = None  # the first rows, of at most SHORT_QUERY query tokens; None = the decodes

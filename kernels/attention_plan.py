@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.kernels.paged_plan import PagedPlan, plan_paged
+from headrace.kernels.paged_plan import PagedPlan, ShortRows, plan_paged
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ def plan_attention(
     max_context_len: int,
     prefill_context: int | None = None,
     split_size: int | None = None,
+    short: ShortRows | None = None,
 ) -> AttentionPlan:
     """Divide a step's rows. The arguments are fields of core.batch.Batch.
 
@@ -67,9 +68,11 @@ def plan_attention(
         num_decodes: the first rows, with one query token each.
         max_query_len, max_context_len: on a card bounds will do: a step that is captured once gives those of
             every replay.
-        prefill_context: positions of the contexts of the rows behind the decodes; None = not counted.
+        prefill_context: positions of the contexts of the rows behind the short ones; None = not counted.
         split_size: on a card, positions of a part of a split context; a multiple of 64. Results then do not
             depend on which other rows there are.
+        short: on a card, the first rows, which take the decode kernels though others are long; None = the
+            decodes. Where no row is long it need not be told.
     """
     if query_starts.device.type == "cpu":
         return _plan_dense(query_starts, context_lens, block_tables, num_decodes, block_size)
@@ -82,6 +85,7 @@ def plan_attention(
         max_context_len,
         prefill_context,
         split_size,
+        short,
     )
 
 
@@ -94,9 +98,12 @@ def plan_device(
     max_context_len: int,
     prefill_context: int | None = None,
     split_size: int | None = None,
+    short: ShortRows | None = None,
 ) -> AttentionPlan:
     """The plan of the device kernels; reads no tensor, so that it never waits and can be captured."""
-    paged = plan_paged(context_lens, num_decodes, max_query_len, max_context_len, prefill_context, split_size)
+    paged = plan_paged(
+        context_lens, num_decodes, max_query_len, max_context_len, prefill_context, split_size, short
+    )
     return AttentionPlan(query_starts, context_lens, block_tables, paged=paged)
 
 

@@ -71,14 +71,14 @@ def mla_attend_expanded(
     scale: float,
     interleaved: bool,
 ) -> Tensor:
-    """The same with the long rows' latents expanded. Short rows, one token each, stay latent."""
+    """The same with the long rows' latents expanded. Short rows stay latent."""
     from headrace.kernels.mla_decode import mla_decode
     from headrace.kernels.mla_expanded import mla_expanded
     from headrace.kernels.mla_query_triton import launch_mla_query
     from headrace.kernels.mla_value_triton import launch_mla_value
 
     assert plan.paged is not None, "the plan was made for the CPU"
-    short, (rank, value) = plan.paged.num_short, up.value.shape[1:]
+    short, (rank, value) = plan.paged.short_tokens, up.value.shape[1:]
     out = torch.empty(q.shape[0], q.shape[1] * value, dtype=q.dtype, device=q.device)
     if short:
         queries = launch_mla_query(q[:short], up.key, rotation[:short], interleaved)

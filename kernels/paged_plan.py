@@ -13,10 +13,20 @@ _DEFAULT_SMS = 132  # where there is no card: under Triton's interpreter
 
 
 @dataclass(frozen=True, slots=True)
+class ShortRows:
+    """The first rows of a step: those with few query tokens, ragged or not."""
+
+    count: int
+    tokens: int  # query tokens of all of them together
+    longest: int  # query tokens of one, at most SHORT_QUERY
+
+
+@dataclass(frozen=True, slots=True)
 class PagedPlan:
     """Rows 0..num_short - 1 have at most `short_len` query tokens, the `num_long` others at most `long_len`."""
 
     num_short: int
+    short_tokens: int  # query tokens of the short rows, where there are long ones too
     short_len: int
     num_long: int
     long_len: int
@@ -35,18 +45,24 @@ def plan_paged(
     max_context_len: int,
     prefill_context: int | None,
     split_size: int | None,
+    short: ShortRows | None,
 ) -> PagedPlan:
     """Divide the rows. A step whose rows are all short is one call, whatever its rows' lengths.
 
     Arguments as of `plan_attention`.
     """
     device, num_rows = context_lens.device, context_lens.shape[0]
-    num_short = num_rows if max_query_len <= SHORT_QUERY else num_decodes
-    num_long = num_rows - num_short
-    long = context_lens[num_short:]
+    if max_query_len <= SHORT_QUERY:
+        short = ShortRows(num_rows, num_rows * max_query_len, max_query_len)
+    elif short is None:
+        short = ShortRows(num_decodes, num_decodes, 1)
+    assert short.longest <= SHORT_QUERY, f"{short.longest} query tokens are no short row"
+    num_long = num_rows - short.count
+    long = context_lens[short.count :]
     return PagedPlan(
-        num_short=num_short,
-        short_len=max_query_len if num_short == num_rows else 1,
+        num_short=short.count,
+        short_tokens=short.tokens,
+        short_len=short.longest,
         num_long=num_long,
         long_len=max_query_len,
         capacity=max_context_len,

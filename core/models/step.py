@@ -33,5 +33,6 @@ def begin_step(batch: Batch, kv: Tensor, rope_table: Tensor, spec: ModelSpec) ->
             batch.max_query_len,
             batch.max_context_len,
             batch.prefill_context,
+            short=batch.short,
         ),
     )

@@ -66,6 +66,12 @@ def test_blocks_of_64_and_a_group_of_one(device: torch.device) -> None:
     check(torch.float32, device, plan, blocks, 2, 2, 32, block_size=64)
 
 
+def test_short_rows_beside_a_prompt(device: torch.device) -> None:
+    """Ragged ones, one of them padding without query tokens, and a prompt behind them."""
+    plan, blocks = ragged_plan([1, 4, 0, 2, 20], [33, 4, 1, 70, 50], device, num_short=4)
+    check(torch.float32, device, plan, blocks, 4, 2, 16)
+
+
 def test_fixed_splits_make_a_row_independent_of_its_batch(device: torch.device) -> None:
     """The same bits alone, among others, and with room for longer contexts."""
     dtype = torch.float16

@@ -12,7 +12,7 @@ from tests.kernels.shapes import poison_unused, rotations
 def check(
     query_lens: list[int],
     context_lens: list[int],
-    num_decodes: int,
+    num_short: int,
     dtype: torch.dtype,
     interleaved: bool,
     *shape: int,
@@ -20,7 +20,7 @@ def check(
 ) -> None:
     """`shape`: heads, without position, rotary, latent, values."""
     heads, nope, turning, rank, value = shape
-    plan, blocks = ragged_plan(query_lens, context_lens, device, num_decodes=num_decodes)
+    plan, blocks = ragged_plan(query_lens, context_lens, device, num_short=num_short)
     tokens = sum(query_lens)
     q = torch.randn(tokens, heads, nope + turning, dtype=dtype, device=device)
     cache = torch.randn(blocks, 16, rank + turning, dtype=dtype, device=device)
@@ -43,7 +43,7 @@ def check(
 @pytest.mark.parametrize("interleaved", [True, False], ids=["neighbours", "halves"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_interpreted(dtype: torch.dtype, interleaved: bool, device: torch.device) -> None:
-    check([1, 40, 17], [30, 70, 17], 1, dtype, interleaved, 2, 32, 16, 64, 32, device=device)
+    check([3, 1, 40, 17], [9, 30, 70, 17], 2, dtype, interleaved, 2, 32, 16, 64, 32, device=device)
 
 
 @pytest.mark.gpu
@@ -52,9 +52,9 @@ def test_interpreted(dtype: torch.dtype, interleaved: bool, device: torch.device
 def test_on_the_card(dtype: torch.dtype, interleaved: bool) -> None:
     device = torch.device("cuda")
     check(
-        [1, 1, 129, 63, 7],
-        [300, 5, 129, 400, 1000],
-        2,
+        [1, 4, 0, 2, 129, 63, 7],
+        [300, 5, 1, 77, 129, 400, 1000],
+        4,
         dtype,
         interleaved,
         16,

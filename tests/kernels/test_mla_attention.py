@@ -48,6 +48,12 @@ def test_interpreted(
     check(dtype, device, plan, blocks, 8, 64, 16)
 
 
+def test_short_rows_beside_a_prompt(device: torch.device) -> None:
+    """Ragged ones, one of them padding without query tokens, and a prompt behind them."""
+    plan, blocks = ragged_plan([1, 4, 0, 2, 20], [33, 4, 1, 70, 50], device, num_short=4)
+    check(torch.float32, device, plan, blocks, 8, 64, 16)
+
+
 def test_fixed_splits_make_a_row_independent_of_its_batch(device: torch.device) -> None:
     """The same bits alone, among others, and with room for longer contexts."""
     dtype = torch.float16
