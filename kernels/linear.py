@@ -24,7 +24,11 @@ def linear_ref(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
 
 
 def norm_linear(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> Tensor:
-    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; the norm first."""
+    """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; one launch for one token."""
+    if x.is_cuda and x.shape[0] == 1:
+        from headrace.kernels.linear_one import launch_linear_one
+
+        return launch_linear_one(x, weight, None, norm=norm)
     return linear(rms_norm(x, norm), weight)
 
 

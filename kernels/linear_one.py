@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.fp8_block import BLOCK, Fp8Weight
+from headrace.kernels.rms_norm import NormWeight
 
 _MAX_BLOCK_K = 1024
 
@@ -37,15 +38,18 @@ def spread_scales(p_scale, groups, BLOCK_K: tl.constexpr):
 @triton.jit
 def _linear_one_kernel(
     x_ptr,  # [K]
+    gain_ptr,  # [K] where NORM
     w_ptr,  # [N, K]
     scale_ptr,  # [N / 128, K / 128] where FP8
     out_ptr,  # [N]; added to where ADD
     N,
     K,
+    eps,
     w_stride,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    NORM: tl.constexpr,
     ADD: tl.constexpr,
     FP8: tl.constexpr,
     PDL: tl.constexpr,
@@ -60,6 +64,10 @@ def _linear_one_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     b_x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
+    # Every program reads the whole token: the norm's divisor costs it no load, and its sums are divided at the end.
+    squares = b_x * b_x
+    if NORM:
+        b_x *= tl.load(gain_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
     groups = tl.cdiv(K, 128)
     # A program's rows share their block of rows.
     i_scale = (i_n * BLOCK_N // 128) * groups
@@ -70,10 +78,15 @@ def _linear_one_kernel(
         k_mask = offs_k < K - k
         b_w = tl.load(p_w + k, mask=n_mask[:, None] & k_mask[None, :], other=0.0)
         b_x = tl.load(x_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
+        if NORM:
+            squares += b_x * b_x
+            b_x *= tl.load(gain_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
         if FP8:
             b_x *= spread_scales(scale_ptr + i_scale + k // 128, groups - k // 128, BLOCK_K)
         acc += b_w.to(tl.float32) * b_x[None, :]
     out = tl.sum(acc, 1)
+    if NORM:
+        out /= tl.sqrt(tl.sum(squares, 0) / K + eps)
     if ADD:
         out += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
@@ -84,14 +97,16 @@ def launch_linear_one(
     weight: Tensor | Fp8Weight,
     add_to: Tensor | None,
     tuning: OneTuning | None = None,
+    norm: NormWeight | None = None,
 ) -> Tensor:
-    """linear(x) for one token; into `add_to`, added, where given.
+    """linear(x), or linear(rms_norm(x)), for one token; into `add_to`, added, where given.
 
     Args:
         x: [1, K], contiguous.
         weight: [N, K], rows of contiguous numbers.
         add_to: [1, N], updated and returned; None = a new tensor.
         tuning: None = the table's.
+        norm: of K numbers; None = none.
 
     Returns:
         [1, N] in x's dtype.
@@ -107,15 +122,18 @@ def launch_linear_one(
     out = torch.empty(1, N, dtype=x.dtype, device=x.device) if add_to is None else add_to
     _linear_one_kernel[(triton.cdiv(N, tuning.block_n),)](
         x_ptr=x,
+        gain_ptr=None if norm is None else norm.gain,
         w_ptr=values,
         scale_ptr=weight.scale_inv if isinstance(weight, Fp8Weight) else None,
         out_ptr=out,
         N=N,
         K=K,
+        eps=0.0 if norm is None else norm.eps,
         w_stride=values.stride(0),
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
+        NORM=norm is not None,
         ADD=add_to is not None,
         FP8=fp8,
         PDL=x.is_cuda,

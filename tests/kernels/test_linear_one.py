@@ -27,8 +27,10 @@ def widen(weight: torch.Tensor | Fp8Weight) -> torch.Tensor:
 def test_streaming_product(dtype: torch.dtype, fp8: bool, device: torch.device) -> None:
     from headrace.kernels.linear_one import OneTuning, launch_linear_one
 
-    x, weight, _ = make(1, 70, 300, dtype, device, fp8=fp8)
+    x, weight, norm = make(1, 70, 300, dtype, device, fp8=fp8)
     tuning = OneTuning(block_n=32, block_k=256, num_warps=4, num_stages=2)
+    found = launch_linear_one(x, weight, None, tuning, norm)
+    assert_close("normed", found, norm_linear_ref(x.float(), norm, widen(weight)))
     found = launch_linear_one(x, weight, None, tuning)
     assert_close("plain", found, linear_ref(x.float(), widen(weight)))
     residual = normal(1, 70, dtype=dtype, device=device)
