@@ -14,17 +14,18 @@ from headrace.kernels.paged_plan import PagedPlan, ShortRows, plan_paged
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows of one query token with contexts of similar length, padded to the longest."""
+    """G rows of Q query tokens each with contexts of similar length, padded to the longest."""
 
-    rows: Tensor | None  # [G] int64, which query tokens; None = all of the step's, in order
+    rows: Tensor | None  # [G * Q] int64, which query tokens; None = all of the step's, in order
     num_rows: int
+    num_queries: int  # Q
     block_ids: Tensor  # [G * n]: n blocks for each row
     length: int  # of the longest context
     # Of one row whose blocks follow each other in the pool: its first cell. There is nothing to gather then.
     first_cell: int | None
     # [P] int64: cells of the G * n blocks, counted in tokens, that are not the row's own; None = there are none.
     padding: Tensor | None
-    mask: Tensor  # float32, 0 or -inf: [G, 1, length]; [1, 1, 1] of 0 where all contexts are `length` long
+    mask: Tensor  # float32, 0 or -inf: [G, Q, length]; [1, 1, 1] of 0 where everything is visible to all
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,12 @@ def plan_attention(
         prefill_context: positions of the contexts of the rows behind the short ones; None = not counted.
         split_size: on a card, positions of a part of a split context; a multiple of 64. Results then do not
             depend on which other rows there are.
-        short: on a card, the first rows, which take the decode kernels though others are long; None = the
-            decodes. Where no row is long it need not be told.
+        short: the first rows, which are computed as decodes are though they may be ragged; None = the decodes.
+            On a card it need not be told where no row is long.
     """
     if query_starts.device.type == "cpu":
-        return _plan_dense(query_starts, context_lens, block_tables, num_decodes, block_size)
+        num_short = num_decodes if short is None else short.count
+        return _plan_dense(query_starts, context_lens, block_tables, num_short, block_size)
     return plan_device(
         query_starts,
         context_lens,
@@ -108,42 +110,55 @@ def plan_device(
 
 
 def _plan_dense(
-    query_starts: Tensor, context_lens: Tensor, block_tables: Tensor, num_decodes: int, block_size: int
+    query_starts: Tensor, context_lens: Tensor, block_tables: Tensor, num_short: int, block_size: int
 ) -> AttentionPlan:
     lengths: list[int] = context_lens.tolist()
-    groups = _decode_groups(lengths, num_decodes, block_size)
-    alone = len(groups) == 1 and num_decodes == len(lengths)
+    starts: list[int] = query_starts.tolist()
+    groups = _decode_groups(starts, lengths, num_short, block_size)
+    alone = len(groups) == 1 and num_short == len(lengths)
     return AttentionPlan(
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=block_tables,
         decodes=tuple(
-            _decode_group(rows, lengths, context_lens, block_tables, block_size, alone) for rows in groups
+            _decode_group(rows, starts, lengths, context_lens, block_tables, block_size, alone)
+            for rows in groups
         ),
-        prefills=_prefill_rows(query_starts.tolist(), lengths, block_tables, num_decodes, block_size),
+        prefills=_prefill_rows(starts, lengths, block_tables, num_short, block_size),
     )
 
 
-def _decode_groups(lengths: list[int], num_decodes: int, block_size: int) -> list[list[int]]:
-    """Rows by the power of two that holds their blocks, so that padding at most doubles the work."""
-    groups: dict[int, list[int]] = {}
-    for row in range(num_decodes):
-        groups.setdefault((_blocks(lengths[row], block_size) - 1).bit_length(), []).append(row)
+def _decode_groups(starts: list[int], lengths: list[int], num_short: int, block_size: int) -> list[list[int]]:
+    """Rows by their query tokens and the power of two that holds their blocks: padding at most doubles the work."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row in range(num_short):
+        size = (_blocks(lengths[row], block_size) - 1).bit_length()
+        groups.setdefault((starts[row + 1] - starts[row], size), []).append(row)
     return list(groups.values())
 
 
 def _decode_group(
-    rows: list[int], lengths: list[int], context_lens: Tensor, tables: Tensor, block_size: int, alone: bool
+    rows: list[int],
+    starts: list[int],
+    lengths: list[int],
+    context_lens: Tensor,
+    tables: Tensor,
+    block_size: int,
+    alone: bool,
 ) -> DecodeGroup:
     longest = max(lengths[row] for row in rows)
     needed = _blocks(longest, block_size)
+    queries = starts[rows[0] + 1] - starts[rows[0]]
     index = None if alone else torch.tensor(rows, device=tables.device)
     padding, mask = None, torch.zeros(1, 1, 1, device=tables.device)
-    if any(lengths[row] != longest for row in rows):
+    ragged = any(lengths[row] != longest for row in rows)
+    if ragged or queries > 1:
         own = context_lens if index is None else context_lens.index_select(0, index)
-        beyond = torch.arange(needed * block_size, device=tables.device) >= own.view(-1, 1)
-        padding = beyond.flatten().nonzero().flatten()
-        outside = beyond[:, None, :longest]
+        cells = torch.arange(needed * block_size, device=tables.device)
+        if ragged:
+            padding = (cells >= own.view(-1, 1)).flatten().nonzero().flatten()
+        visible = own.view(-1, 1) - torch.arange(queries - 1, -1, -1, device=tables.device)
+        outside = cells[:longest] >= visible.unsqueeze(-1)
         mask = mask.expand(outside.shape).masked_fill(outside, float("-inf"))
     block_ids = (tables if index is None else tables.index_select(0, index))[:, :needed].flatten()
     first_cell = None
@@ -151,14 +166,17 @@ def _decode_group(
         blocks: list[int] = block_ids.tolist()
         if blocks[-1] - blocks[0] == needed - 1 and blocks == list(range(blocks[0], blocks[-1] + 1)):
             first_cell = blocks[0] * block_size
-    return DecodeGroup(index, len(rows), block_ids, longest, first_cell, padding, mask)
+    tokens = index
+    if index is not None and (queries > 1 or starts[rows[-1]] != rows[-1]):
+        tokens = torch.tensor([at for row in rows for at in range(starts[row], starts[row + 1])])
+    return DecodeGroup(tokens, len(rows), queries, block_ids, longest, first_cell, padding, mask)
 
 
 def _prefill_rows(
-    starts: list[int], lengths: list[int], tables: Tensor, num_decodes: int, block_size: int
+    starts: list[int], lengths: list[int], tables: Tensor, num_short: int, block_size: int
 ) -> tuple[PrefillRow, ...]:
     rows = []
-    for row in range(num_decodes, len(lengths)):
+    for row in range(num_short, len(lengths)):
         start, end, length = starts[row], starts[row + 1], lengths[row]
         mask = None
         if end - start < length:

@@ -50,7 +50,7 @@ def gqa_attention_paged(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: fl
 
 
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
-    """[G, Hq, D] -> [G, Hq * D]. The query heads of one key-value head are the queries of one call."""
+    """[G * Q, Hq, D] -> [G * Q, Hq * D]. A row's query heads of one key-value head are the queries of one call."""
     heads, dim = cache.shape[3:]
     stored = cache if group.first_cell is not None else cache.index_select(1, group.block_ids)
     if group.padding is not None:
@@ -59,8 +59,20 @@ def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float) -> Tenso
     rows = stored.view(2, group.num_rows, -1, heads, dim).narrow(2, group.first_cell or 0, group.length)
     keys, values = rows.transpose(2, 3).unbind(0)
     mask = group.mask.unsqueeze(1).to(q.dtype) if group.mask.numel() > 1 else None
-    queries = q.view(group.num_rows, heads, -1, dim)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).flatten(1)
+    if group.num_queries == 1:
+        queries = q.view(group.num_rows, heads, -1, dim)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale).flatten(1)
+    shared = q.shape[1] // heads
+    queries = q.view(group.num_rows, -1, heads, shared, dim).transpose(1, 2)
+    assert mask is not None, "several query tokens of a row never see the same"
+    out = F.scaled_dot_product_attention(
+        queries.reshape(group.num_rows, heads, -1, dim),
+        keys,
+        values,
+        attn_mask=mask.repeat_interleave(shared, 2),
+        scale=scale,
+    )
+    return out.view(queries.shape).transpose(1, 2).reshape(q.shape[0], -1)
 
 
 def _prefill(q: Tensor, cache: Tensor, row: PrefillRow, scale: float) -> Tensor:

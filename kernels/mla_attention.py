@@ -50,24 +50,30 @@ def mla_attention_paged(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: fl
 
 
 def _decode(q: Tensor, cache: Tensor, group: DecodeGroup, scale: float, rank: int) -> Tensor:
-    """[G, H, C + R] -> [G, H, C]. The heads of a row are the queries of one product."""
+    """[G * Q, H, C + R] -> [G * Q, H, C]. The heads of a row's tokens are the queries of one product."""
+    heads, width = q.shape[1:]
+    mask = group.mask
+    if group.num_queries > 1:
+        mask = mask.repeat_interleave(heads, 1)
     if group.num_rows == 1 and q.dtype is torch.float32:
-        # One row needs no batch and no mask; a plain product costs half as much to start as a batched one.
+        # One row needs no batch; a plain product costs half as much to start as a batched one.
         stored = cache if group.first_cell is not None else cache.index_select(0, group.block_ids)
-        own = stored.view(-1, q.shape[2]).narrow(0, group.first_cell or 0, group.length)
-        scores = torch.addmm(group.mask[0], q[0], own.t(), beta=0, alpha=scale)
-        return torch.mm(scores.softmax(-1), own.narrow(1, 0, rank)).unsqueeze(0)
+        own = stored.view(-1, width).narrow(0, group.first_cell or 0, group.length)
+        visible = 1 if group.num_queries > 1 else 0
+        scores = torch.addmm(mask[0], q.reshape(-1, width), own.t(), beta=visible, alpha=scale)
+        return torch.mm(scores.softmax(-1), own.narrow(1, 0, rank)).view(-1, heads, rank)
     stored = cache.index_select(0, group.block_ids)
     if group.padding is not None:
         # A cell that nobody wrote may hold NaN, and 0 * NaN would reach the sum.
-        stored.view(-1, q.shape[2]).index_fill_(0, group.padding, 0.0)
-    keys = stored.view(group.num_rows, -1, q.shape[2]).narrow(1, 0, group.length)
+        stored.view(-1, width).index_fill_(0, group.padding, 0.0)
+    keys = stored.view(group.num_rows, -1, width).narrow(1, 0, group.length)
+    queries = q.reshape(group.num_rows, -1, width)
     if q.dtype is torch.float32:
-        weights = torch.baddbmm(group.mask, q, keys.transpose(1, 2), alpha=scale).softmax(-1)
+        weights = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale).softmax(-1)
     else:
-        scores = torch.baddbmm(group.mask.to(q.dtype), q, keys.transpose(1, 2), alpha=scale)
+        scores = torch.baddbmm(mask.to(q.dtype), queries, keys.transpose(1, 2), alpha=scale)
         weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-    return torch.bmm(weights, keys.narrow(2, 0, rank))
+    return torch.bmm(weights, keys.narrow(2, 0, rank)).view(-1, heads, rank)
 
 
 def _prefill(q: Tensor, cache: Tensor, row: PrefillRow, scale: float, rank: int) -> Tensor:
