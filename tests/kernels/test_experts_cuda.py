@@ -22,7 +22,7 @@ def by_expert(
     x: Tensor, gate_up: Stack, down: Stack, ids: Tensor, scales: Tensor, base: Tensor | None
 ) -> Tensor:
     """The sum in float32, one expert at a time: `experts_ref` for sizes where its loop over tokens takes long."""
-    out = torch.zeros_like(x, dtype=torch.float32) if base is None else base.float()
+    out = torch.zeros_like(x, dtype=torch.float32) if base is None else base.float().clone()
     for expert in range(gate_up.shape[0]):
         rows, slots = (ids == expert).nonzero(as_tuple=True)
         gate, up = (x[rows].float() @ widen(gate_up, expert).T).chunk(2, -1)
