@@ -18,7 +18,10 @@ FRACTION_BITS = 40  # of the fixed-point numbers that sampling compares
 class Purpose(IntEnum):
     """What a draw is for; equal (seed, position) with different purposes are independent."""
 
-    SAMPLE = 0
+    SAMPLE = 0  # the token itself
+    DRAFT = 1  # a drafter's guess of it
+    ACCEPT = 2  # whether that guess stands
+    RESIDUAL = 3  # the token in its place
 
 
 def random_uniform_ref(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
