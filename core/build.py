@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from headrace.config import CacheConfig, Config, ConfigError
+from headrace.core.charges import Charges
+from headrace.core.context_cost import context_cost
 from headrace.core.engine import Engine
 from headrace.core.execute import Executor
 from headrace.core.graphs import DecodeGraphs
@@ -98,7 +100,8 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
         )
         executor.use_graphs(graphs)
     preparer = Preparer(max_num_seqs, max_model_len, block_size)
-    engine = Engine(scheduler, kv, preparer, executor, overlap=overlap)
+    charges = Charges(context_cost(model.spec))
+    engine = Engine(scheduler, kv, preparer, executor, charges, overlap=overlap)
     return Built(
         engine=engine,
         model=model,

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from headrace.core.charges import Charges
 from headrace.core.commit import Output, commit
 from headrace.core.execute import Executor
 from headrace.core.kv_cache import KVCache
@@ -21,10 +22,9 @@ from headrace.ipc.messages import Sampling
 
 @dataclass(slots=True)
 class StepClock:
-    """How long steps take. `busy_s` only grows."""
+    """How long steps take."""
 
     steps: int = 0
-    busy_s: float = 0.0
     last_ms: float = 0.0
 
 
@@ -36,6 +36,7 @@ class Engine:
         kv: the scheduler's blocks; read here only to report their use.
         preparer: plan to tensors.
         executor: model, KV tensor and sampler.
+        charges: who pays for the steps.
         overlap: schedule and launch step N + 1 before step N is read back. Pays where the device works
             beside the host; on a CPU it only delays each token by a step.
     """
@@ -46,12 +47,14 @@ class Engine:
         kv: KVCache,
         preparer: Preparer,
         executor: Executor,
+        charges: Charges,
         *,
         overlap: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.kv = kv
         self.clock = StepClock()
+        self.charges = charges
         self._preparer = preparer
         self._executor = executor
         self._depth = 1 if overlap else 0
@@ -67,7 +70,10 @@ class Engine:
 
     def cancel(self, request_id: str) -> Request | None:
         """End a request before the next step; None if it already ended."""
-        return self.scheduler.cancel(request_id)
+        request = self.scheduler.cancel(request_id)
+        if request is not None:
+            self.charges.close_bill(request, [plan for plan, _ in self._launched])
+        return request
 
     @property
     def has_work(self) -> bool:
@@ -77,6 +83,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Schedule, prepare and execute one step, and commit the newest that may be committed."""
         begin = time.perf_counter()
+        self.charges.begin(in_flight=bool(self._launched))
         plan = self.scheduler.schedule()
         if plan is not None:
             for request in plan.entered:
@@ -84,7 +91,10 @@ class Engine:
             self._launched.append((plan, self._executor.execute(self._preparer.prepare(plan))))
         outputs: list[Output] = []
         while len(self._launched) > (self._depth if plan is not None else 0):
-            outputs += commit(*self._launched.popleft(), self.scheduler)
+            oldest, launched = self._launched.popleft()
+            outputs += commit(oldest, launched, self.scheduler)
+            self.charges.settle(oldest, [plan for plan, _ in self._launched])
+        self.charges.end(in_flight=bool(self._launched))
         self._count(time.perf_counter() - begin, stepped=plan is not None)
         return outputs
 
@@ -96,9 +106,9 @@ class Engine:
         while self.has_work:
             self.step()
         assert request.finish_reason is FinishReason.LENGTH
+        self.charges.waive(request)
 
     def _count(self, seconds: float, *, stepped: bool) -> None:
-        self.clock.busy_s += seconds
         if stepped:
             self.clock.steps += 1
             self.clock.last_ms = seconds * 1e3

@@ -46,6 +46,7 @@ def usage(request: Request) -> Usage:
         prefill_s=first - scheduled if scheduled is not None and first is not None else 0.0,
         decode_s=last - first if last is not None and first is not None else 0.0,
         preemptions=request.num_preemptions,
+        gpu_ms=request.gpu_ms,
     )
 
 

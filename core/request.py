@@ -65,6 +65,7 @@ class Request:
         "finish_reason",
         "first_scheduled",
         "first_token",
+        "gpu_ms",
         "in_flight",
         "last_token",
         "num_cached_tokens",
@@ -123,6 +124,7 @@ class Request:
         self.in_flight = 0  # uncommitted steps that hold a row of this request: 0..2
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
+        self.gpu_ms = 0.0  # its part of the steps' time; see core/charges.py
 
         self.arrival = time.monotonic() if arrival is None else arrival  # seconds, the scheduler's clock
         self.first_scheduled: float | None = None
@@ -211,6 +213,10 @@ class Request:
                 if reason is not None:
                     return reason
         return None
+
+    def charge(self, ms: float) -> None:
+        """A step was shared out: this is the request's part."""
+        self.gpu_ms += ms
 
     def park(self) -> None:
         """Out of credit: wait without a slot until `unpark`. Blocks, if any, stay."""

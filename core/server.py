@@ -99,7 +99,8 @@ class EngineServer:
             prefix_hits=counters.prefix_hits,
             preemptions=counters.preemptions,
             refused_frames=0,
-            busy_s=clock.busy_s,
+            busy_s=self._engine.charges.busy_s,
+            overhead_s=self._engine.charges.overhead_s,
         )
 
     def _take(self, gateway: bytes, message: ToEngine) -> None:

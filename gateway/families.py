@@ -81,7 +81,8 @@ REPORTED = (
     Family("engine_prompt_tokens", "counter", "Prompt tokens computed by the engine, for all gateways."),
     Family("engine_output_tokens", "counter", "Output tokens made by the engine, for all gateways."),
     Family("engine_steps", "counter", "Engine steps."),
-    Family("engine_busy_seconds", "counter", "Seconds the engine spent in steps."),
+    Family("engine_busy_seconds", "counter", "Seconds in which a step was made or in flight."),
+    Family("engine_overhead_seconds", "counter", "Of the busy seconds, those charged to no request."),
     Family("engine_step_time_ms", "gauge", "Milliseconds of the engine's newest step."),
     Family("engine_refused_frames", "counter", "Wire frames the engine refused."),
 )

@@ -113,6 +113,7 @@ class Metrics:
             tally.count(load.output_tokens, "engine_output_tokens", *labels)
             tally.count(load.step, "engine_steps", *labels)
             tally.count(load.busy_s, "engine_busy_seconds", *labels)
+            tally.count(load.overhead_s, "engine_overhead_seconds", *labels)
             tally.count(load.refused_frames, "engine_refused_frames", *labels)
         return tally
 

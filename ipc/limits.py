@@ -47,6 +47,7 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "Usage.queue_s": (0.0, math.inf),
     "Usage.prefill_s": (0.0, math.inf),
     "Usage.decode_s": (0.0, math.inf),
+    "Usage.gpu_ms": (0.0, math.inf),
 }
 
 STRING_BYTES: dict[str, int] = {

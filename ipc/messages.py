@@ -7,7 +7,7 @@ Who calls: the gateway builds `ToEngine`, the engine builds `ToGateway`.
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ class Usage:
     prefill_s: float  # first schedule to first token
     decode_s: float  # first to last token
     preemptions: int
+    gpu_ms: float = 0.0  # its part of the milliseconds that its steps took
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,8 @@ class Load:
     prefix_hits: int  # counter: of those, found
     preemptions: int  # counter
     refused_frames: int  # counter
-    busy_s: float  # counter: seconds spent in steps
+    busy_s: float  # counter: seconds in which a step was made or in flight
+    overhead_s: float = 0.0  # counter: of those, charged to no request
 
 
 ToEngine = Hello | Submit | Credit | Cancel | Ping | Goodbye
