@@ -5,6 +5,7 @@ that routes evenly, and the KV of every request at its mean context.
 """
 
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -14,9 +15,22 @@ COPY_BYTES = 1 << 30
 COPIES = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What a decode step must read, by what reads it."""
+
+    experts: float  # routed ones
+    dense: float  # all other weights
+    kv: float
+
+    @property
+    def total(self) -> float:
+        return self.experts + self.dense + self.kv
+
+
 def step_bytes(
     spec: ModelSpec, num_parameters: int, batch: int, context: float, weight_bytes: float, kv_bytes: int
-) -> float:
+) -> StepBytes:
     """Bytes that one decode step of `batch` requests must read.
 
     Args:
@@ -39,7 +53,7 @@ def step_bytes(
     # Of the embedding table only the batch's own rows are read, unless it is the output head too.
     embedding = 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size
     dense = num_parameters - experts - embedding
-    return (dense + hit) * weight_bytes + batch * context * kv_bytes
+    return StepBytes(experts=hit * weight_bytes, dense=dense * weight_bytes, kv=batch * context * kv_bytes)
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from headrace.core.bench.step_profile import StepProfile
+
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 
@@ -22,16 +24,21 @@ class EngineRecord:
 
     bench: str  # decode | prefill | mixed
     model: str  # name of the model's folder
-    dtype: str
+    dtype: str  # of the weights: bfloat16, fp8 (blocks of 128x128), ...
     batch: int  # requests at once
-    step_ms: float  # median
+    prompt_tokens: float  # of a request, mean
+    output_tokens: float  # the same; of a decode, in the longer one of its two runs
+    speculate: str  # how tokens are drafted
+    step_ms: float  # median: of a decode step, or of the whole run of a prefill or a trace
     step_ms_spread: tuple[float, float]  # smallest and largest of the repeats
-    tokens_per_s: float
-    ceiling_ms: float | None  # the bytes a step must read over the measured bandwidth
+    tokens_per_s: float  # outputs of a decode, inputs of a prefill, both of a trace
+    output_tokens_per_s: float | None  # of a trace
+    ceiling_ms: float | None  # what bandwidth and product rate of the same run allow
     of_ceiling: float | None  # ceiling_ms / step_ms
     peer: str  # whose figure `peer_tokens_per_s` is, "" = none
     peer_tokens_per_s: float | None
     ratio: float | None  # tokens_per_s / peer_tokens_per_s
+    profile: StepProfile | None  # where it was asked for
     card: str
     threads: int  # of the host that the model ran on; 0 on a card
     versions: Mapping[str, str]
@@ -64,14 +71,17 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checked-out commit, with a + where files differ from it; "" outside a checkout."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--abbrev=10"],  # noqa: S607 - the user's own git
-        cwd=Path(__file__).resolve().parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The checked-out commit, with a + where files differ from it; "" outside a checkout or without git."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=10"],  # noqa: S607 - the user's own git
+            cwd=Path(__file__).resolve().parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ""
     return described.stdout.strip()
 
 
