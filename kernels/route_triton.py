@@ -1,7 +1,7 @@
 """The router on a card: logits with float32 sums, then scores, groups and the best experts, in two launches.
 
 The gate is float32. For bfloat16 inputs it is split into three bfloat16 pieces, 24 bits in all, so that tensor
-cores multiply exactly what float32 would. Called by route_softmax and route_sigmoid.
+cores multiply exactly what float32 would. Called by route, route_softmax and route_sigmoid.
 """
 
 import torch
@@ -9,44 +9,51 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_FEW = 16  # tokens up to which plain multiplications beat the tensor cores' detour
+from headrace.kernels.rms_norm import NormWeight
+
+FEW_TOKENS = 16  # up to which plain multiplications beat the tensor cores' detour
 _WEIGHT_EPS = 1e-20
 
 
 @triton.jit
 def _logits_few_kernel(
     x_ptr,  # [T, D]
+    gain_ptr,  # [D] where NORM
     gate_ptr,  # [E, D]
+    normed_ptr,  # [T, D], written where NORM
     out_ptr,  # [T, E]
     T,
-    E,
     D,
+    eps,
     x_stride,
     BLOCK_T: tl.constexpr,
-    BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    i_e = tl.program_id(0)
+    E = tl.num_programs(0)
     offs_t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    offs_e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     offs_d = tl.arange(0, BLOCK_D)
-    t_mask = offs_t < T
-    e_mask = offs_e < E
-    p_gate = gate_ptr + offs_e[:, None] * D + offs_d[None, :]
-    p_x = x_ptr + offs_t.to(tl.int64)[:, None] * x_stride + offs_d[None, :]
-    b_gate = tl.load(p_gate, mask=e_mask[:, None] & (offs_d < D)[None, :], other=0.0)
+    t_mask = (offs_t < T)[:, None]
+    d_mask = (offs_d < D)[None, :]
+    b_gate = tl.load(gate_ptr + i_e * D + offs_d[None, :], mask=d_mask, other=0.0)
+    if NORM:
+        b_gain = tl.load(gain_ptr + offs_d[None, :], mask=d_mask, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    acc = tl.zeros([BLOCK_T, BLOCK_E], tl.float32)
-    for d in range(0, D, BLOCK_D):
-        d_mask = (offs_d < D - d)[None, :]
-        if d > 0:
-            b_gate = tl.load(p_gate + d, mask=e_mask[:, None] & d_mask, other=0.0)
-        b_x = tl.load(p_x + d, mask=t_mask[:, None] & d_mask, other=0.0).to(tl.float32)
-        acc += tl.sum(b_x[:, None, :] * b_gate.to(tl.float32)[None, :, :], 2)
-    p_out = out_ptr + offs_t.to(tl.int64)[:, None] * E + offs_e[None, :]
-    tl.store(p_out, acc, mask=t_mask[:, None] & e_mask[None, :])
+    rows = offs_t.to(tl.int64)[:, None]
+    b_x = tl.load(x_ptr + rows * x_stride + offs_d[None, :], mask=t_mask & d_mask, other=0.0)
+    wide = b_x.to(tl.float32)
+    if NORM:
+        inverse = 1.0 / tl.sqrt(tl.sum(wide * wide, 1) / D + eps)
+        # Rounded before the gain, as the reference does.
+        b_x = ((wide * inverse[:, None]).to(b_x.dtype).to(tl.float32) * b_gain).to(b_x.dtype)
+        wide = b_x.to(tl.float32)
+        if i_e == 0:
+            tl.store(normed_ptr + rows * D + offs_d[None, :], b_x, mask=t_mask & d_mask)
+    tl.store(out_ptr + offs_t * E + i_e, tl.sum(wide * b_gate, 1), mask=offs_t < T)
 
 
 @triton.jit
@@ -63,7 +70,11 @@ def _logits_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PIECES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i_split = tl.program_id(2)
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -107,14 +118,15 @@ def _order_keys(values, offs, END: tl.constexpr):
 def _choose_kernel(
     logits_ptr,  # [SPLITS, T, E]
     bias_ptr,  # [E] where SIGMOID
-    ids_ptr,  # [T, TOP_K]
-    weights_ptr,  # [T, TOP_K]
+    ids_ptr,  # [T, TOP_K + SHARED]
+    weights_ptr,  # [T, TOP_K + SHARED]
     T,
     E,
     weight_scale,
     weight_eps,
     SPLITS: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     E_BLOCK: tl.constexpr,
@@ -130,9 +142,11 @@ def _choose_kernel(
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, E_BLOCK)
     mask = offs < E
-    logits = tl.load(logits_ptr + i_t * E + offs, mask=mask, other=float("-inf"))
-    for i in tl.static_range(1, SPLITS):
-        logits += tl.load(logits_ptr + (i * T + i_t) * E + offs, mask=mask, other=0.0)
+    if SPLITS == 1:
+        logits = tl.load(logits_ptr + i_t * E + offs, mask=mask, other=float("-inf"))
+    else:
+        p_parts = logits_ptr + (tl.arange(0, SPLITS)[:, None] * T + i_t) * E + offs[None, :]
+        logits = tl.sum(tl.load(p_parts, mask=mask[None, :], other=float("-inf")), 0)
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-logits))
         choice = scores + tl.load(bias_ptr + offs, mask=mask, other=0.0)
@@ -172,46 +186,92 @@ def _choose_kernel(
     weights = tl.where(offs_k < TOP_K, tl.sum(chosen, 1), 0.0)
     if NORMALIZE:
         weights = weights / tl.maximum(tl.sum(weights, 0), weight_eps)
-    k_mask = offs_k < TOP_K
-    tl.store(ids_ptr + i_t * TOP_K + offs_k, ids.to(tl.int64), mask=k_mask)
-    tl.store(weights_ptr + i_t * TOP_K + offs_k, weights * weight_scale, mask=k_mask)
+    # Shared experts follow the routed ones, in number as in place, and count whole.
+    ids = tl.where(offs_k < TOP_K, ids, E + offs_k - TOP_K)
+    weights = tl.where(offs_k < TOP_K, weights * weight_scale, 1.0)
+    K: tl.constexpr = TOP_K + SHARED
+    tl.store(ids_ptr + i_t * K + offs_k, ids.to(tl.int64), mask=offs_k < K)
+    tl.store(weights_ptr + i_t * K + offs_k, weights, mask=offs_k < K)
 
 
 def launch_logits(x: Tensor, gate: Tensor) -> Tensor:
     """[T, D], [E, D] float32 -> [parts, T, E] float32: logits are sums over the parts."""
+    _check(x, gate)
+    if x.shape[0] <= FEW_TOKENS:
+        return _launch_few(x, None, gate)[1]
     (T, D), E = x.shape, gate.shape[0]
+    # Parts of whole blocks; the sum over the parts, in order, is the next launch's.
+    splits, block_e, block_d = (16, 32, 128) if T <= 512 else (2, 64, 64)
+    out = torch.empty(splits, T, E, dtype=torch.float32, device=x.device)
+    _logits_kernel[(triton.cdiv(T, 64), triton.cdiv(E, block_e), splits)](
+        x_ptr=x,
+        gate_ptr=gate,
+        out_ptr=out,
+        T=T,
+        E=E,
+        D=D,
+        x_stride=x.stride(0),
+        SHARE=triton.cdiv(triton.cdiv(D, splits), block_d) * block_d,
+        BLOCK_T=64,
+        BLOCK_E=block_e,
+        BLOCK_D=block_d,
+        PIECES=x.dtype is torch.bfloat16,
+        PDL=x.is_cuda,
+        num_warps=4,
+        num_stages=3,
+        **({"launch_pdl": True} if x.is_cuda else {}),
+    )
+    return out
+
+
+def launch_norm_logits(residual: Tensor, norm: NormWeight, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Norm and logits of at most FEW_TOKENS tokens in one launch.
+
+    Args:
+        residual: [T, D], rows of contiguous numbers.
+        gate: [E, D] float32.
+
+    Returns:
+        The norm [T, D], and logits [1, T, E] float32.
+    """
+    _check(residual, gate)
+    if residual.shape[0] > FEW_TOKENS:
+        raise ValueError(f"residual: {residual.shape[0]} tokens, at most {FEW_TOKENS}")
+    return _launch_few(residual, norm, gate)
+
+
+def _launch_few(x: Tensor, norm: NormWeight | None, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """A program takes one expert and all of some tokens."""
+    (T, D), E = x.shape, gate.shape[0]
+    normed = x if norm is None else torch.empty(T, D, dtype=x.dtype, device=x.device)
+    out = torch.empty(1, T, E, dtype=torch.float32, device=x.device)
+    block_t, block_d = min(4, triton.next_power_of_2(T)), triton.next_power_of_2(D)
+    _logits_few_kernel[(E, triton.cdiv(T, block_t))](
+        x_ptr=x,
+        gain_ptr=None if norm is None else norm.gain,
+        gate_ptr=gate,
+        normed_ptr=normed,
+        out_ptr=out,
+        T=T,
+        D=D,
+        eps=0.0 if norm is None else norm.eps,
+        x_stride=x.stride(0),
+        BLOCK_T=block_t,
+        BLOCK_D=block_d,
+        NORM=norm is not None,
+        PDL=x.is_cuda,
+        num_warps=min(max(block_d // 512, 4), 16),
+        **({"launch_pdl": True} if x.is_cuda else {}),
+    )
+    return normed, out
+
+
+def _check(x: Tensor, gate: Tensor) -> None:
+    E, D = gate.shape[0], x.shape[1]
     if gate.dtype is not torch.float32 or gate.shape != (E, D) or not gate.is_contiguous():
         raise ValueError(f"gate: {tuple(gate.shape)} {gate.dtype}, expected contiguous [E, {D}] float32")
     if x.stride(1) != 1:
         raise ValueError(f"x: rows must be contiguous, strides are {x.stride()}")
-    splits = 1 if T <= _FEW else 8 if T <= 512 else 2
-    out = torch.empty(splits, T, E, dtype=torch.float32, device=x.device)
-    shared = {"x_ptr": x, "gate_ptr": gate, "out_ptr": out, "T": T, "E": E, "D": D, "x_stride": x.stride(0)}
-    if T <= _FEW:
-        block_t = 1 if T < 4 else 4
-        block_e = 1 if T == 1 else 4
-        _logits_few_kernel[(triton.cdiv(E, block_e), triton.cdiv(T, block_t))](
-            **shared,
-            BLOCK_T=block_t,
-            BLOCK_E=block_e,
-            BLOCK_D=2048 if T == 1 else 512,
-            PDL=x.is_cuda,
-            num_warps=4,
-            **({"launch_pdl": True} if x.is_cuda else {}),
-        )
-        return out
-    # Parts of whole blocks; the sum over the parts, in order, is the next launch's.
-    _logits_kernel[(triton.cdiv(T, 64), triton.cdiv(E, 64), splits)](
-        **shared,
-        SHARE=triton.cdiv(triton.cdiv(D, splits), 64) * 64,
-        BLOCK_T=64,
-        BLOCK_E=64,
-        BLOCK_D=64,
-        PIECES=x.dtype is torch.bfloat16,
-        num_warps=4,
-        num_stages=3,
-    )
-    return out
 
 
 def launch_choose(
@@ -222,17 +282,21 @@ def launch_choose(
     topk_groups: int,
     normalize: bool,
     weight_scale: float,
+    num_shared: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Parts of logits [parts, T, E] float32 -> ids [T, top_k] int64, best first, and weights [T, top_k] float32.
+    """Parts of logits [parts, T, E] float32 -> ids [T, K] int64, best first, and weights [T, K] float32.
+
+    K is top_k + num_shared.
 
     Args:
         bias: [E] float32: scores are sigmoids, groups are judged by their two best; None: softmax, by the best.
+        num_shared: experts E, E + 1, ... that every token takes, with weight 1, behind the chosen ones.
     """
     SPLITS, T, E = logits.shape
     if not 0 < top_k <= E or E % num_groups or topk_groups > num_groups:
         raise ValueError(f"top_k: {top_k} of {E} experts in {topk_groups} of {num_groups} groups")
-    ids = torch.empty(T, top_k, dtype=torch.int64, device=logits.device)
-    weights = torch.empty(T, top_k, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(T, top_k + num_shared, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(T, top_k + num_shared, dtype=torch.float32, device=logits.device)
     _choose_kernel[(T,)](
         logits_ptr=logits,
         bias_ptr=bias,
@@ -244,10 +308,11 @@ def launch_choose(
         weight_eps=_WEIGHT_EPS,
         SPLITS=SPLITS,
         TOP_K=top_k,
+        SHARED=num_shared,
         GROUPS=num_groups,
         TOP_GROUPS=topk_groups,
         E_BLOCK=triton.next_power_of_2(E),
-        K_BLOCK=triton.next_power_of_2(top_k),
+        K_BLOCK=triton.next_power_of_2(top_k + num_shared),
         G_BLOCK=triton.next_power_of_2(num_groups),
         SIGMOID=bias is not None,
         NORMALIZE=normalize,

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from headrace.kernels.rms_norm import NormWeight
+from headrace.kernels.route import norm_route, norm_route_ref
 from headrace.kernels.route_sigmoid import route_sigmoid, route_sigmoid_ref
 from headrace.kernels.route_softmax import route_softmax, route_softmax_ref
 from tests.kernels.close import assert_close
@@ -61,3 +63,19 @@ def test_weights_stay_finite_when_every_score_vanishes(device: torch.device) -> 
     x, gate = torch.ones(1, 4, device=device), torch.full((6, 4), -1e3, device=device)
     _, weights = route_sigmoid(x, gate, torch.zeros(6, device=device), 2, 1, 1, True, 1.0)
     assert bool(weights.isfinite().all())
+
+
+@pytest.mark.parametrize("sigmoid", [True, False], ids=["sigmoid", "softmax"])
+@pytest.mark.parametrize("tokens", SIZES)
+def test_shared_experts_follow_the_chosen_ones_of_the_norm(
+    tokens: int, sigmoid: bool, device: torch.device
+) -> None:
+    residual = normal(tokens, 32, dtype=torch.float32, device=device)
+    norm = NormWeight(normal(32, dtype=torch.float32, device=device), 1e-6)
+    gate = normal(16, 32, dtype=torch.float32, device=device, scale=0.2)
+    bias = normal(16, dtype=torch.float32, device=device) if sigmoid else None
+    choice = (4, 4, 2, True, 2.5, 2)
+    x, *found = norm_route(residual, norm, gate, bias, *choice)
+    expected_x, *expected = norm_route_ref(residual, norm, gate, bias, *choice)
+    assert_close("norm", x, expected_x)
+    assert_close("gates", dense(found[0], found[1], 18), dense(expected[0], expected[1], 18))
