@@ -13,6 +13,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ROWS = 1 << 16  # rows of one Tokens message
+MAX_DRAFTS = 8  # draft tokens of a row
 
 MAX_NAME_BYTES = 256  # request ids, tenants, fingerprints
 MAX_SALT_BYTES = 1024
@@ -64,11 +65,13 @@ CHOICES: dict[str, frozenset[str]] = {
     "Rejected.code": frozenset({"queue_full", "too_long", "draining", "bad_request"}),
     "Finished.reason": frozenset({"stop", "length", "cancelled", "error"}),
     "Load.state": frozenset({"ready", "draining"}),
+    "Sampling.speculation": frozenset({"auto", "mtp", "ngram", "off"}),
 }
 
 TUPLE_LENGTHS: dict[str, int] = {
     "Sampling.logit_bias": MAX_LOGIT_BIAS,
     "Sampling.stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "Load.accepted": MAX_DRAFTS,
     "Tokens.logprobs": MAX_ROWS,
     "Tokens.finished": MAX_ROWS,
 }

@@ -27,6 +27,8 @@ class Sampling:
     min_tokens: int = 0  # stop ids cannot be chosen before so many output tokens
     stop_token_ids: tuple[int, ...] = ()  # ends the request with reason "stop"; includes EOS unless ignored
     logprobs: int = -1  # -1 = none, 0 = the chosen token's, n = and the n likeliest, at most 20
+    speculation: str = "auto"  # auto | mtp | ngram | off: which of the engine's drafters may serve it
+    seeded: bool = False  # the client gave the seed: equal requests give equal tokens, whatever was drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class Usage:
     decode_s: float  # first to last token
     preemptions: int
     gpu_ms: float = 0.0  # its part of the milliseconds that its steps took
+    drafted: int = 0  # draft tokens verified for it
+    accepted: int = 0  # of those, accepted: output tokens that took no step of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,10 @@ class Load:
     refused_frames: int  # counter
     busy_s: float  # counter: seconds in which a step was made or in flight
     overhead_s: float = 0.0  # counter: of those, charged to no request
+    draft_steps: int = 0  # counter: steps that verified drafts
+    draft_rows: int = 0  # counter: rows of requests whose drafts were verified
+    drafted: int = 0  # counter: draft tokens verified
+    accepted: tuple[int, ...] = ()  # counters: draft tokens accepted, by their place in the row
 
 
 ToEngine = Hello | Submit | Credit | Cancel | Ping | Goodbye

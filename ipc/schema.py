@@ -81,6 +81,15 @@ def string(where: str) -> Field:
     return Field(scalar(check).read, cut if where in limits.TEXTS else check)
 
 
+def boolean(where: str) -> Field:
+    def check(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise BadField(f"{where} is {_kind(value)}, not a boolean")
+        return value
+
+    return scalar(check)
+
+
 def binary(where: str) -> Field:
     def check(value: Any) -> bytes:
         if not isinstance(value, bytes):
@@ -171,7 +180,13 @@ def _field(where: str, annotation: Any) -> Field:
         if arguments[-1] is Ellipsis:
             return repeated(where, _field(where, arguments[0]))
         return fixed(where, tuple(_field(where, argument) for argument in arguments))
-    makers: dict[type, Callable[[str], Field]] = {int: integer, float: real, str: string, bytes: binary}
+    makers: dict[type, Callable[[str], Field]] = {
+        int: integer,
+        float: real,
+        str: string,
+        bytes: binary,
+        bool: boolean,
+    }
     maker = makers.get(annotation)
     return nested(annotation) if maker is None else maker(where)
 

@@ -43,6 +43,7 @@ def value_of(where: str, annotation: Any) -> st.SearchStrategy[Any]:
         ),
         str: lambda: st.sampled_from(sorted(limits.CHOICES[where])) if where in limits.CHOICES else TEXT,
         bytes: lambda: IDS,
+        bool: st.booleans,
     }
     return scalars[annotation]() if annotation in scalars else build(annotation)
 

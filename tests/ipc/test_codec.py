@@ -150,8 +150,8 @@ def test_whole_numbers_are_good_floats() -> None:
         ({"logprobs": [[0, bytes(4), 0, b"", b""]] * 2}, "Logprobs.row = 0 after row 0"),
         ({"logprobs": [[0, bytes(4), 21, b"", b""]]}, "Logprobs.top_k = 21"),
         ({"finished": [[1, "tired", [3, 0, 2, 0.1, 0.2, 0.3, 0], ""]]}, "'tired' is none of"),
-        ({"finished": [[1, "stop", [3, 0, 2, -0.1, 0.2, 0.3, 0, 1.5], ""]]}, "Usage.queue_s = -0.1"),
-        ({"finished": [[1, "stop", [3, 0, 2], ""]]}, "Usage has 3 fields, not 8"),
+        ({"finished": [[1, "stop", [3, 0, 2, -0.1, 0.2, 0.3, 0, 1.5, 4, 3], ""]]}, "Usage.queue_s = -0.1"),
+        ({"finished": [[1, "stop", [3, 0, 2], ""]]}, "Usage has 3 fields, not 10"),
         ({"step": -1}, "Tokens.step = -1"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_message_with_a_field_too_few_or_too_many_is_refused(change: int) -> N
     values = msgpack.unpackb(encode(LOAD))
     values = values[:-1] if change < 0 else [*values, 0]
     assert (
-        f"Load has {len(values)} fields, not 20" in refusal(decode_to_gateway, msgpack.packb(values)).detail
+        f"Load has {len(values)} fields, not 24" in refusal(decode_to_gateway, msgpack.packb(values)).detail
     )
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgpack
 
-SAMPLING = [5, 1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, [], 0, 0, [], -1]
+SAMPLING = [5, 1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, [], 0, 0, [], -1, "auto", False]
 IDS = b"\x01\0\0\0\x02\0\0\0"
 SUBMIT = [2, 1, "r", "", "", 0, IDS, b"", SAMPLING, 256]
-USAGE = [1, 0, 1, 0.0, 0.0, 0.0, 0]
+USAGE = [1, 0, 1, 0.0, 0.0, 0.0, 0, 0.0, 0, 0]
 TOKENS = [20, 1, b"\1\0\0\0", b"\0\0\0\0", b"\2", IDS, [], []]
 FLOAT_NAN = b"\xcb\x7f\xf8\0\0\0\0\0\0"
 
@@ -85,7 +85,7 @@ def to_engine() -> Frames:
         "malformed submit-sampling-empty": changed(SUBMIT, 8, []),
         "malformed submit-sampling-nil": changed(SUBMIT, 8, None),
         "malformed submit-no-tokens-wanted": changed(SUBMIT, 8, [0, *SAMPLING[1:]]),
-        "malformed submit-stop-ids-claim": pack(SUBMIT)[:-7] + b"\xdd\x7f\xff\xff\xff",
+        "malformed submit-stop-ids-claim": pack(SUBMIT)[:-11] + b"\xdd\x7f\xff\xff\xff",
         "malformed submit-cut": pack(SUBMIT)[:-1],
         "unknown tokens-from-a-gateway": pack(TOKENS),
     }
@@ -110,14 +110,16 @@ def to_gateway() -> Frames:
         "malformed tokens-finished-reason": changed(TOKENS, 7, [[1, "done", USAGE, ""]]),
         "malformed tokens-finished-usage": changed(TOKENS, 7, [[1, "stop", USAGE[:-1], ""]]),
         "malformed tokens-finished-nan": changed(
-            TOKENS, 7, [[1, "stop", [*USAGE[:3], float("nan"), 0.0, 0.0, 0], ""]]
+            TOKENS, 7, [[1, "stop", [*USAGE[:3], float("nan"), *USAGE[4:]], ""]]
         ),
         "malformed tokens-finished-flat": pack([20, 1, b"", b"", b"", b"", [], finished]),
         "malformed welcome-negative-context": pack([17, 1, "e", "", "m", 9, -1, 1, 1, 1]),
         "malformed welcome-long-model": pack([17, 1, "e", "", "m" * 300, 9, 9, 1, 1, 1]),
         "malformed refused-new-reason": pack([18, "mood", ""]),
         "malformed rejected-new-code": pack([19, 1, "mood", ""]),
-        "malformed load-state": pack([21, "e", "asleep", 0.0, *[0] * 6, 0.0, *[0] * 7, 0.0]),
+        "malformed load-state": pack(
+            [21, "e", "asleep", 0.0, *[0] * 6, 0.0, *[0] * 7, 0.0, 0.0, 0, 0, 0, []]
+        ),
         "malformed load-short": pack([21, "e", "ready"]),
         "unknown submit-from-an-engine": pack(SUBMIT),
     }
