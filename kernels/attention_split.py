@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.paged_plan import PagedPlan
 
 MAX_SPLITS = 64
@@ -135,6 +136,7 @@ def _merge_kernel(
     SPLITS: tl.constexpr,
     SLICE: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_row = tl.program_id(0) // row_tokens
     token = tl.program_id(0) % row_tokens
@@ -142,6 +144,7 @@ def _merge_kernel(
     start = tl.load(query_starts_ptr + i_row)
     end = tl.load(query_starts_ptr + i_row + 1)
     context = tl.load(context_lens_ptr + i_row)
+    wait_and_release(PDL)
     used = tl.cdiv(context, split_length(context, num_splits, fixed, least, BLOCK_N))
     if (token >= end - start) | (used <= 1):
         return
@@ -194,4 +197,5 @@ def merge_parts(
         SLICE=columns,
         CHUNK=16,
         num_warps=1,
+        **dependent(out),
     )

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
+
 _ONE_LAUNCH = 4096
 _CHUNK = 256
 
@@ -37,7 +39,9 @@ def _expert_sort_kernel(
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     i_e = tl.program_id(0)
     offs = tl.arange(0, CHUNK)
     bins = tl.arange(0, BINS)
@@ -162,7 +166,7 @@ def launch_expert_sort(
     if one_launch >= P:
         chunk = min(max(triton.next_power_of_2(P), 128), 2048)
         bins = max(triton.next_power_of_2(num_experts + 1), 128)
-        _expert_sort_kernel[(num_experts,)](**outputs, BINS=bins, CHUNK=chunk, num_warps=4)
+        _expert_sort_kernel[(num_experts,)](**outputs, BINS=bins, CHUNK=chunk, num_warps=4, **dependent(ids))
         return order
     chunks, bins = triton.cdiv(P, _CHUNK), max(triton.next_power_of_2(num_experts), 128)
     counts = torch.empty(chunks, bins, dtype=torch.int32, device=ids.device)

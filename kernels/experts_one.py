@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.fp8_block import BLOCK, Fp8Weight
 from headrace.kernels.linear_one import spread_scales
 from headrace.kernels.silu_mul_triton import swiglu
@@ -31,10 +32,8 @@ def _gate_up_one_kernel(
 ):
     i_n = tl.program_id(0)
     i_k = tl.program_id(1)
-    if PDL:
-        # The ids come from the launch before, but what follows may start: it asks for its weights first.
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    # The ids come from the launch before, but what follows may start: it asks for its weights first.
+    wait_and_release(PDL)
     i_e = tl.load(ids_ptr + i_k)
     offs_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -100,10 +99,8 @@ def _down_one_kernel(
     i_scale = (b_ids * tl.cdiv(D, 128) + i_n * BLOCK_N // 128) * tl.cdiv(F, 128)
     kf_mask = k_mask[:, None] & (offs_f < F)[None, :]
     b_w = tl.load(p_w, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0)
-    if PDL:
-        # Ids and shares are older than the launch before: that one waited for them.
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    # Ids and shares are older than the launch before: that one waited for them.
+    wait_and_release(PDL)
     acc = tl.zeros([K_BLOCK, BLOCK_N], tl.float32)
     for f in range(0, F, BLOCK_F):
         kf_mask = k_mask[:, None] & (offs_f < F - f)[None, :]
@@ -147,7 +144,6 @@ def launch_experts_one(
         raise ValueError(
             f"gate_up: halves of {F} rows or {blocks} do not fit {BLOCK}x{BLOCK} blocks of scales"
         )
-    pdl = {"launch_pdl": True} if x.is_cuda else {}
     hidden = torch.empty(K, F, dtype=x.dtype, device=x.device)
     _gate_up_one_kernel[(triton.cdiv(F, blocks[0]), K)](
         x_ptr=x,
@@ -161,9 +157,8 @@ def launch_experts_one(
         BLOCK_N=blocks[0],
         BLOCK_K=min(max(triton.next_power_of_2(D), BLOCK), 2048),
         FP8=isinstance(gate_up, Fp8Weight),
-        PDL=x.is_cuda,
         num_warps=warps[0],
-        **pdl,
+        **dependent(x),
     )
     out = torch.empty_like(x) if base is None else base
     _down_one_kernel[(triton.cdiv(D, blocks[1]),)](
@@ -182,8 +177,7 @@ def launch_experts_one(
         BLOCK_F=BLOCK if isinstance(down, Fp8Weight) else min(triton.next_power_of_2(F), 256),
         ADD=base is not None,
         FP8=isinstance(down, Fp8Weight),
-        PDL=x.is_cuda,
         num_warps=warps[1],
-        **pdl,
+        **dependent(x),
     )
     return out

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.expert_sort import ExpertOrder
 from headrace.kernels.silu_mul_triton import swiglu
 
@@ -60,7 +61,9 @@ def _gate_up_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     num_tiles = tl.load(num_tiles_ptr)
     i_tile, i_n = tile_of(num_tiles, tl.cdiv(F, BLOCK_N), GROUP)
     if i_tile < num_tiles:
@@ -106,7 +109,9 @@ def _down_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     num_tiles = tl.load(num_tiles_ptr)
     i_tile, i_n = tile_of(num_tiles, tl.cdiv(D, BLOCK_N), GROUP)
     if i_tile < num_tiles:
@@ -137,7 +142,9 @@ def _combine_kernel(
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < D
@@ -173,6 +180,7 @@ def launch_gate_up(x: Tensor, weight: Tensor, order: ExpertOrder, top_k: int, tu
         STAGES=tuning.num_stages,
         GROUP=_GROUP,
         num_warps=tuning.num_warps,
+        **dependent(x),
     )
     return out
 
@@ -207,6 +215,7 @@ def launch_down(
         STAGES=tuning.num_stages,
         GROUP=_GROUP,
         num_warps=tuning.num_warps,
+        **dependent(x),
     )
     return out
 
@@ -226,6 +235,7 @@ def launch_combine(parts: Tensor, top_k: int, dtype: torch.dtype, base: Tensor |
         BLOCK=block,
         ADD=base is not None,
         num_warps=4,
+        **dependent(parts),
     )
     return out
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.attention_split import Tiling, make_splits, merge_parts, split_length, store_part
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
@@ -55,6 +56,7 @@ def _gqa_decode_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_head = tl.program_id(0)
     i_split = tl.program_id(1)
@@ -63,6 +65,7 @@ def _gqa_decode_kernel(
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
+    wait_and_release(PDL)
     if i_tile * BLOCK_M >= num_tokens * GROUP:
         return
     length = split_length(context, num_splits, fixed, least, BLOCK_N)
@@ -176,6 +179,7 @@ def gqa_decode(
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
         maxnreg=tuning.max_registers,
+        **dependent(q),
     )
     merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
 

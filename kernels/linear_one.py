@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.fp8_block import BLOCK, Fp8Weight
 from headrace.kernels.rms_norm import NormWeight
 
@@ -60,9 +61,7 @@ def _linear_one_kernel(
     n_mask = offs_n < N
     p_w = w_ptr + offs_n.to(tl.int64)[:, None] * w_stride + offs_k[None, :]
     b_w = tl.load(p_w, mask=n_mask[:, None] & (offs_k < K)[None, :], other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_and_release(PDL)
     b_x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
     # Every program reads the whole token: the norm's divisor costs it no load, and its sums are divided at the end.
     squares = b_x * b_x
@@ -136,9 +135,8 @@ def launch_linear_one(
         NORM=norm is not None,
         ADD=add_to is not None,
         FP8=fp8,
-        PDL=x.is_cuda,
         num_warps=tuning.num_warps,
-        **({"launch_pdl": True} if x.is_cuda else {}),
+        **dependent(x),
     )
     return out
 

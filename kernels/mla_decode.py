@@ -20,6 +20,7 @@ from headrace.kernels.attention_split import (
     store_part,
     whole_context,
 )
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.paged_plan import PagedPlan
 
@@ -64,6 +65,7 @@ def _mla_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     i_split = tl.program_id(1)
     i_row = first_row + tl.program_id(0) // tiles
@@ -72,6 +74,7 @@ def _mla_attention_kernel(
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
+    wait_and_release(PDL)
     if i_tile * BLOCK_M >= num_tokens * H:
         return
     length = split_length(context, num_splits, fixed, least, BLOCK_N)
@@ -219,6 +222,7 @@ def _launch(
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
         maxnreg=tuning.max_registers,
+        **dependent(q),
     )
 
 

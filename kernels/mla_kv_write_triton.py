@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 
@@ -22,7 +23,9 @@ def _mla_kv_write_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     p_in = kv_ptr + i_t * kv_stride
     p_out = cache_ptr + tl.load(slots_ptr + i_t) * (C + R)
@@ -74,4 +77,5 @@ def launch_mla_kv_write(
         BLOCK_PAIRS=triton.next_power_of_2((width - rank) // 2),
         INTERLEAVED=interleaved,
         num_warps=2,
+        **dependent(kv_a),
     )

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
+
 
 @triton.jit
 def turn(x, cos_sin, T: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
@@ -35,7 +37,9 @@ def _mla_query_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     i_c = tl.program_id(0)
     i_h = tl.program_id(1)
     o_t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -91,5 +95,6 @@ def launch_mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: b
         BLOCK_C=block_c,
         INTERLEAVED=interleaved,
         num_warps=4,
+        **dependent(q),
     )
     return out

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
+
 
 @triton.jit(do_not_specialize=["T"])
 def _mla_value_kernel(
@@ -17,7 +19,9 @@ def _mla_value_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     i_v = tl.program_id(0)
     i_h = tl.program_id(1)
     H = tl.num_programs(1)
@@ -60,5 +64,6 @@ def launch_mla_value(latent: Tensor, value_up: Tensor) -> Tensor:
         BLOCK_V=block_v,
         num_warps=4,
         num_stages=3,
+        **dependent(latent),
     )
     return out

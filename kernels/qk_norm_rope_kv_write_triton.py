@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 _HEADS_PER_PROGRAM = 8
@@ -27,7 +28,9 @@ def _qk_norm_rope_kv_write_kernel(
     D: tl.constexpr,
     HEADS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = D // 2
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -108,5 +111,6 @@ def launch_qk_norm_rope_kv_write(
         HEADS=_HEADS_PER_PROGRAM,
         INTERLEAVED=interleaved,
         num_warps=4,
+        **dependent(qkv),
     )
     return out

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -20,9 +22,7 @@ def _rms_norm_kernel(
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     mask = offs < D
@@ -72,8 +72,7 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, gain: Tensor, eps: float
         eps=eps,
         BLOCK=block,
         ADD=residual is not None,
-        PDL=x.is_cuda,
         num_warps=min(max(block // 512, 1), 16),
-        **({"launch_pdl": True} if x.is_cuda else {}),
+        **dependent(x),
     )
     return out

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 FEW_TOKENS = 16  # up to which plain multiplications beat the tensor cores' detour
@@ -40,9 +41,7 @@ def _logits_few_kernel(
     b_gate = tl.load(gate_ptr + i_e * D + offs_d[None, :], mask=d_mask, other=0.0)
     if NORM:
         b_gain = tl.load(gain_ptr + offs_d[None, :], mask=d_mask, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_and_release(PDL)
     rows = offs_t.to(tl.int64)[:, None]
     b_x = tl.load(x_ptr + rows * x_stride + offs_d[None, :], mask=t_mask & d_mask, other=0.0)
     wide = b_x.to(tl.float32)
@@ -72,9 +71,7 @@ def _logits_kernel(
     PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_and_release(PDL)
     i_split = tl.program_id(2)
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -136,9 +133,7 @@ def _choose_kernel(
     NORMALIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, E_BLOCK)
     mask = offs < E
@@ -216,10 +211,9 @@ def launch_logits(x: Tensor, gate: Tensor) -> Tensor:
         BLOCK_E=block_e,
         BLOCK_D=block_d,
         PIECES=x.dtype is torch.bfloat16,
-        PDL=x.is_cuda,
         num_warps=4,
         num_stages=3,
-        **({"launch_pdl": True} if x.is_cuda else {}),
+        **dependent(x),
     )
     return out
 
@@ -259,9 +253,8 @@ def _launch_few(x: Tensor, norm: NormWeight | None, gate: Tensor) -> tuple[Tenso
         BLOCK_T=block_t,
         BLOCK_D=block_d,
         NORM=norm is not None,
-        PDL=x.is_cuda,
         num_warps=min(max(block_d // 512, 4), 16),
-        **({"launch_pdl": True} if x.is_cuda else {}),
+        **dependent(x),
     )
     return normed, out
 
@@ -316,8 +309,7 @@ def launch_choose(
         G_BLOCK=triton.next_power_of_2(num_groups),
         SIGMOID=bias is not None,
         NORMALIZE=normalize,
-        PDL=logits.is_cuda,
         num_warps=1,
-        **({"launch_pdl": True} if logits.is_cuda else {}),
+        **dependent(logits),
     )
     return ids, weights

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dependent_launch import dependent, wait_and_release
+
 _BLOCK = 1024
 
 
@@ -15,7 +17,8 @@ def swiglu(gate, up):
 
 
 @triton.jit
-def _silu_mul_kernel(x_ptr, out_ptr, x_stride, F, BLOCK: tl.constexpr):
+def _silu_mul_kernel(x_ptr, out_ptr, x_stride, F, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < F
@@ -39,5 +42,6 @@ def launch_silu_mul(gate_up: Tensor) -> Tensor:
         F=F,
         BLOCK=_BLOCK,
         num_warps=4,
+        **dependent(gate_up),
     )
     return out
