@@ -5,19 +5,21 @@ The only place that knows all of the engine's parts. Called by core/main.py; tes
 
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from headrace.config import CacheConfig, Config, ConfigError
+from headrace.config import CacheConfig, Config, ConfigError, SchedulerConfig
 from headrace.core.charges import Charges
 from headrace.core.context_cost import context_cost
 from headrace.core.engine import Engine
 from headrace.core.execute import Executor
-from headrace.core.graphs import DecodeGraphs
+from headrace.core.graphs import DecodeGraphs, graph_sizes
 from headrace.core.kv_cache import KVCache
+from headrace.core.memory_profile import profile
 from headrace.core.models.base import Model
 from headrace.core.prepare import Preparer
 from headrace.core.scheduler import Scheduler
@@ -27,6 +29,18 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARM_UP_TOKENS = 32
+GIB = 1 << 30
+CPU_KV_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of, for those who measure it."""
+
+    engine: Engine
+    preparer: Preparer
+    executor: Executor
+    graphs: DecodeGraphs | None  # None on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Built:
     model: Model
     fingerprint: str
     max_model_len: int  # tokens of prompt + output that one request can have
+    max_num_seqs: int  # requests in a batch
+    parts: Parts
 
 
 def build(config: Config, progress: Callable[[int, int], None] | None = None) -> Built:
@@ -53,6 +69,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
     torch.set_num_threads(config.engine.threads or _threads(config))
     dtype = _dtype(config.model.dtype, device)
     path = Path(config.model.path)
+    began = time.perf_counter()
     model = load_model(
         path,
         dtype=dtype,
@@ -61,49 +78,35 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
         seed=config.model.seed,
         progress=progress,
     )
+    loaded = time.perf_counter()
     built = assemble(config, model, overlap=device.type == "cuda")
+    assembled = time.perf_counter()
     built.engine.warm_up(min(WARM_UP_TOKENS, built.max_model_len - 2))
+    log.info(
+        "start: weights %.1f s, memory and graphs %.1f s, warm-up %.1f s",
+        loaded - began,
+        assembled - loaded,
+        time.perf_counter() - assembled,
+    )
     return built
 
 
 def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
     """The engine around a model that is loaded already. See Engine for `overlap`."""
-    block_size = config.cache.block_size
-    num_blocks = _num_blocks(config.cache, model)
+    limits = config.scheduler.for_device(card=model.device.type == "cuda")
     max_model_len = _max_model_len(config.model.max_model_len, model.spec.max_position)
-    kv = KVCache(num_blocks, block_size, prefix_cache=config.cache.prefix_cache)
-    scheduler = Scheduler(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_waiting=config.scheduler.max_waiting,
-        max_model_len=max_model_len,
-        kv=kv,
-    )
-    if scheduler.max_model_len < max_model_len:
+    num_blocks = _num_blocks(config.cache, model) or _blocks_left(config, model, limits, max_model_len)
+    parts = _wire(config, model, limits, num_blocks, max_model_len, overlap=overlap)
+    length = parts.engine.scheduler.max_model_len
+    if length < max_model_len:
         log.warning(
             "the KV pool of %d blocks holds %d tokens, so no request can be longer than that (the model allows %d)",
             num_blocks,
-            scheduler.max_model_len,
+            length,
             max_model_len,
         )
-    pool = torch.zeros(model.kv_shape(num_blocks, block_size), dtype=model.dtype, device=model.device)
-    max_num_seqs = config.scheduler.max_num_seqs
-    executor = Executor(model, pool, max_num_seqs)
-    if model.device.type == "cuda":
-        graphs = DecodeGraphs(
-            executor,
-            model,
-            pool,
-            max_num_seqs=max_num_seqs,
-            max_model_len=scheduler.max_model_len,
-            block_size=block_size,
-        )
-        executor.use_graphs(graphs)
-    preparer = Preparer(max_num_seqs, max_model_len, block_size)
-    charges = Charges(context_cost(model.spec))
-    engine = Engine(scheduler, kv, preparer, executor, charges, overlap=overlap)
     return Built(
-        engine=engine,
+        engine=parts.engine,
         model=model,
         fingerprint=fingerprint(
             Path(config.model.path),
@@ -111,8 +114,80 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
             load_format=config.model.load_format,
             seed=config.model.seed,
         ),
-        max_model_len=scheduler.max_model_len,
+        max_model_len=length,
+        max_num_seqs=limits.max_num_seqs,
+        parts=parts,
     )
+
+
+def _wire(
+    config: Config,
+    model: Model,
+    limits: SchedulerConfig,
+    num_blocks: int,
+    max_model_len: int,
+    *,
+    overlap: bool,
+    sizes: Sequence[int] | None = None,
+) -> Parts:
+    """Make the parts and join them. `sizes`: of the graphs; None = those of the batch limit."""
+    block_size, max_num_seqs = config.cache.block_size, limits.max_num_seqs
+    kv = KVCache(num_blocks, block_size, prefix_cache=config.cache.prefix_cache)
+    scheduler = Scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_waiting=limits.max_waiting,
+        max_model_len=max_model_len,
+        kv=kv,
+    )
+    pool = torch.zeros(model.kv_shape(num_blocks, block_size), dtype=model.dtype, device=model.device)
+    executor = Executor(model, pool, max_num_seqs)
+    graphs = None
+    if model.device.type == "cuda":
+        graphs = DecodeGraphs(
+            executor,
+            model,
+            pool,
+            max_num_seqs=max_num_seqs,
+            max_model_len=scheduler.max_model_len if sizes is None else max_model_len,
+            block_size=block_size,
+            sizes=sizes,
+        )
+        executor.use_graphs(graphs)
+    preparer = Preparer(max_num_seqs, max_model_len, block_size)
+    charges = Charges(context_cost(model.spec))
+    engine = Engine(scheduler, kv, preparer, executor, charges, overlap=overlap)
+    return Parts(engine, preparer, executor, graphs)
+
+
+def _blocks_left(config: Config, model: Model, limits: SchedulerConfig, max_model_len: int) -> int:
+    """Blocks that the card has room for beside everything else."""
+    block_size, rows = config.cache.block_size, limits.max_num_seqs
+    tokens, longest = limits.max_num_batched_tokens, max_model_len - 1
+    needed = -(-min(tokens, longest) // block_size) + rows * (2 + tokens // rows // block_size) + 2
+    per_block = model.kv_bytes_per_block(block_size, model.dtype)
+    use = profile(
+        lambda: _wire(config, model, limits, needed, max_model_len, overlap=True, sizes=(rows,)).engine,
+        pool_bytes=needed * per_block,
+        num_rows=rows,
+        num_tokens=tokens,
+        longest=longest,
+        num_graphs=len(graph_sizes(rows)),
+    )
+    left = use.left(config.cache.gpu_memory_utilization)
+    num_blocks = left // per_block
+    if num_blocks < 2:
+        raise ConfigError(f"the card has {left} bytes left for the KV cache, not two blocks of {per_block}")
+    log.info(
+        "card memory %.2f GiB, of which %g may be used: %s, KV pool %.2f GiB (%d blocks, %d tokens)",
+        use.total / GIB,
+        config.cache.gpu_memory_utilization,
+        use,
+        num_blocks * per_block / GIB,
+        num_blocks,
+        num_blocks * block_size,
+    )
+    return num_blocks
 
 
 def _device(wanted: str) -> torch.device:
@@ -135,15 +210,16 @@ def _threads(config: Config) -> int:
 
 
 def _num_blocks(cache: CacheConfig, model: Model) -> int:
+    """As the configuration says; 0 = whatever the card has left."""
     if cache.num_blocks:
         return cache.num_blocks
+    if not cache.memory_bytes and model.device.type == "cuda":
+        return 0
     per_block = model.kv_bytes_per_block(cache.block_size, model.dtype)
-    num_blocks = cache.memory_bytes // per_block
-    if num_blocks < 2:
-        raise ConfigError(
-            f"cache.memory_bytes = {cache.memory_bytes} holds no two blocks of {per_block} bytes"
-        )
-    return num_blocks
+    memory = cache.memory_bytes or CPU_KV_BYTES
+    if memory // per_block < 2:
+        raise ConfigError(f"cache.memory_bytes = {memory} holds no two blocks of {per_block} bytes")
+    return memory // per_block
 
 
 def _max_model_len(wanted: int, limit: int) -> int:

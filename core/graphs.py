@@ -61,6 +61,7 @@ class DecodeGraphs:
         max_num_seqs: slots; the one behind them is the spare.
         max_model_len: positions of the longest request.
         block_size: tokens of a block.
+        sizes: rows of each graph, rising; None = `graph_sizes` of the slots.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_model_len: int,
         block_size: int,
+        sizes: Sequence[int] | None = None,
     ) -> None:
         self._executor = executor
         self._model = model
         self._kv = kv
         self._spare = max_num_seqs
         self._max_model_len = max_model_len
-        self._sizes = graph_sizes(max_num_seqs)
+        self._sizes = list(sizes or graph_sizes(max_num_seqs))
         width = -(-max_model_len // block_size)
         self._device_inputs = self._allocate(width, kv.device)
         self._stages = [self._allocate(width, None) for _ in range(STAGES)]
@@ -102,7 +104,11 @@ class DecodeGraphs:
         self._device_inputs.copy_from(stage, size)
         self._sent[self._turn].record()
         self._turn = (self._turn + 1) % STAGES
-        recorded = self._recorded[size]
+        return self.replay(rows)
+
+    def replay(self, rows: int) -> tuple[Tensor, Tensor]:
+        """`run` over the inputs that lie there already."""
+        recorded = self._recorded[self._sizes[bisect.bisect_left(self._sizes, rows)]]
         recorded.graph.replay()
         return recorded.logits[:rows], recorded.tokens[:rows]
 

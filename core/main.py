@@ -82,7 +82,7 @@ def _welcome(config: Config, built: Built, name: str) -> Welcome:
         model=config.model.served_name,
         vocab_size=built.model.spec.vocab_size,
         max_model_len=built.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=built.max_num_seqs,
         num_blocks=built.engine.kv.num_blocks,
         block_size=config.cache.block_size,
     )

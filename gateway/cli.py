@@ -83,16 +83,19 @@ def serve(
     model: flags.Model = "",
     served_name: flags.ServedName = "",
     dtype: flags.DType = "auto",
+    quantization: flags.Quantization = "",
     device: flags.Device = "auto",
     max_model_len: flags.MaxModelLen = 0,
     load_format: flags.LoadFormat = "safetensors",
     kv_memory: flags.KvMemory = "",
     kv_blocks: flags.KvBlocks = 0,
+    gpu_memory_utilization: flags.GpuMemoryUtilization = DEFAULT.cache.gpu_memory_utilization,
     block_size: flags.BlockSize = DEFAULT.cache.block_size,
     prefix_cache: flags.PrefixCache = True,
     max_num_seqs: flags.MaxNumSeqs = DEFAULT.scheduler.max_num_seqs,
     max_num_batched_tokens: flags.MaxBatchedTokens = DEFAULT.scheduler.max_num_batched_tokens,
     max_waiting: flags.MaxWaiting = DEFAULT.scheduler.max_waiting,
+    deterministic: flags.Deterministic = False,
     host: flags.Host = DEFAULT.gateway.host,
     port: flags.Port = DEFAULT.gateway.port,
     api_key: flags.ApiKeys = None,
@@ -118,14 +121,15 @@ def serve(
             served_name=served_name,
             load_format=load_format,
             dtype=dtype,
+            quantization=quantization,
             device=device,
             max_model_len=max_model_len,
         ),
-        cache=_cache(kv_memory, kv_blocks, block_size, prefix_cache),
+        cache=_cache(kv_memory, kv_blocks, block_size, prefix_cache, gpu_memory_utilization),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
-        engine=EngineConfig(count=engines, threads=threads),
+        engine=EngineConfig(count=engines, threads=threads, deterministic=deterministic),
         wire=WireConfig(run_dir=run_dir, engines=tuple(engine_address or ()), curve_dir=curve_dir),
         gateway=GatewayConfig(
             host=host,
@@ -155,16 +159,19 @@ def engine(
     model: flags.Model = "",
     served_name: flags.ServedName = "",
     dtype: flags.DType = "auto",
+    quantization: flags.Quantization = "",
     device: flags.Device = "auto",
     max_model_len: flags.MaxModelLen = 0,
     load_format: flags.LoadFormat = "safetensors",
     kv_memory: flags.KvMemory = "",
     kv_blocks: flags.KvBlocks = 0,
+    gpu_memory_utilization: flags.GpuMemoryUtilization = DEFAULT.cache.gpu_memory_utilization,
     block_size: flags.BlockSize = DEFAULT.cache.block_size,
     prefix_cache: flags.PrefixCache = True,
     max_num_seqs: flags.MaxNumSeqs = DEFAULT.scheduler.max_num_seqs,
     max_num_batched_tokens: flags.MaxBatchedTokens = DEFAULT.scheduler.max_num_batched_tokens,
     max_waiting: flags.MaxWaiting = DEFAULT.scheduler.max_waiting,
+    deterministic: flags.Deterministic = False,
     threads: flags.Threads = 0,
     curve_dir: flags.CurveDir = "",
     run_dir: flags.RunDir = "",
@@ -178,14 +185,15 @@ def engine(
             served_name=served_name,
             load_format=load_format,
             dtype=dtype,
+            quantization=quantization,
             device=device,
             max_model_len=max_model_len,
         ),
-        cache=_cache(kv_memory, kv_blocks, block_size, prefix_cache),
+        cache=_cache(kv_memory, kv_blocks, block_size, prefix_cache, gpu_memory_utilization),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
-        engine=EngineConfig(count=1, threads=threads),
+        engine=EngineConfig(count=1, threads=threads, deterministic=deterministic),
         wire=WireConfig(run_dir=run_dir, engines=(address,), curve_dir=curve_dir),
         log_level=log_level or environment.log_level or DEFAULT.log_level,
     ).resolve()
@@ -262,6 +270,12 @@ def bench_engine(context: typer.Context) -> None:
     _become("headrace.core.bench.engine", context)
 
 
+@bench.command("host-gap", add_help_option=False, context_settings=FORWARDED)
+def bench_host_gap(context: typer.Context) -> None:
+    """How long a card waits for the host between two steps (-h for its flags)."""
+    _become("headrace.core.bench.host_gap", context)
+
+
 @bench.command("gateway", add_help_option=False, context_settings=FORWARDED)
 def bench_gateway(context: typer.Context) -> None:
     """One gateway worker beside the usual FastAPI pattern, in one run (-h for its flags)."""
@@ -274,12 +288,18 @@ def _become(module: str, context: typer.Context) -> NoReturn:
     os.execv(argv[0], argv)  # noqa: S606 - our own interpreter and module
 
 
-def _cache(kv_memory: str, kv_blocks: int, block_size: int, prefix_cache: bool) -> CacheConfig:
+def _cache(
+    kv_memory: str, kv_blocks: int, block_size: int, prefix_cache: bool, gpu_memory_utilization: float
+) -> CacheConfig:
     if kv_memory and kv_blocks:
         raise ConfigError("--kv-memory and --kv-blocks both say how large the KV cache is; give one")
     memory = flags.parse_size("--kv-memory", kv_memory) if kv_memory else DEFAULT.cache.memory_bytes
     return CacheConfig(
-        block_size=block_size, num_blocks=kv_blocks, memory_bytes=memory, prefix_cache=prefix_cache
+        block_size=block_size,
+        num_blocks=kv_blocks,
+        memory_bytes=memory,
+        gpu_memory_utilization=gpu_memory_utilization,
+        prefix_cache=prefix_cache,
     )
 
 

@@ -13,6 +13,7 @@ from headrace.config import ConfigError
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 FormatName = Literal["safetensors", "dummy"]
+QuantizationName = Literal["", "fp8"]
 LevelName = Literal["debug", "info", "warning", "error"]
 
 EngineName = Literal["core", "synthetic"]
@@ -39,10 +40,27 @@ MaxModelLen = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Quantization = Annotated[
+    QuantizationName,
+    Option(
+        metavar="FORMAT",
+        help="fp8 = round wide weights to 128x128 blocks while loading.",
+        rich_help_panel=MODEL,
+    ),
+]
 LoadFormat = Annotated[FormatName, Option(help="dummy = random weights, for tests.", rich_help_panel=MODEL)]
 
 KvMemory = Annotated[
-    str, Option(metavar="SIZE", help="Per engine, such as 512M or 8G.", rich_help_panel=CACHE)
+    str,
+    Option(
+        metavar="SIZE",
+        help="Per engine, such as 512M or 8G; without it, what a card has left.",
+        rich_help_panel=CACHE,
+    ),
+]
+GpuMemoryUtilization = Annotated[
+    float,
+    Option(metavar="SHARE", help="Of a card's memory, KV cache included.", rich_help_panel=CACHE),
 ]
 KvBlocks = Annotated[
     int, Option(metavar="N", min=0, help="Blocks, instead of --kv-memory.", rich_help_panel=CACHE)
@@ -52,8 +70,16 @@ PrefixCache = Annotated[
     bool, Option("--prefix-cache/--no-prefix-cache", help="Reuse equal beginnings.", rich_help_panel=CACHE)
 ]
 
-MaxNumSeqs = Annotated[int, Option(metavar="N", help="Requests in a batch.", rich_help_panel=BATCH)]
-MaxBatchedTokens = Annotated[int, Option(metavar="N", help="Tokens in one step.", rich_help_panel=BATCH)]
+MaxNumSeqs = Annotated[
+    int, Option(metavar="N", min=0, help="Requests in a batch; 0 = by device.", rich_help_panel=BATCH)
+]
+MaxBatchedTokens = Annotated[
+    int, Option(metavar="N", min=0, help="Tokens in one step; 0 = by device.", rich_help_panel=BATCH)
+]
+Deterministic = Annotated[
+    bool,
+    Option("--deterministic", help="Answers do not depend on batch-mates; slower.", rich_help_panel=BATCH),
+]
 MaxWaiting = Annotated[
     int, Option(metavar="N", help="Queued requests of an engine; one more gets 429.", rich_help_panel=BATCH)
 ]

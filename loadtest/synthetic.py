@@ -179,7 +179,8 @@ def options_from(config: Config, arguments: argparse.Namespace) -> SyntheticOpti
     model = json.loads((path / "config.json").read_text())
     token_ids = arguments.token_ids or printable_ids(path)
     max_model_len = config.model.max_model_len or int(model["max_position_embeddings"])
-    max_num_seqs = config.scheduler.max_num_seqs
+    limits = config.scheduler.for_device(card=False)
+    max_num_seqs = limits.max_num_seqs
     blocks = max_num_seqs * -(-max_model_len // config.cache.block_size)
     return SyntheticOptions(
         token_ids=tuple(token_ids),
@@ -191,8 +192,8 @@ def options_from(config: Config, arguments: argparse.Namespace) -> SyntheticOpti
         vocab_size=int(model["vocab_size"]),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_waiting=config.scheduler.max_waiting,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_waiting=limits.max_waiting,
         num_blocks=config.cache.num_blocks or blocks,
         block_size=config.cache.block_size,
     )

@@ -38,17 +38,37 @@ class CacheConfig:
 
     block_size: int = 16  # tokens per block
     num_blocks: int = 0  # 0 = as many as memory_bytes hold
-    memory_bytes: int = 512 << 20  # per engine; used when num_blocks is 0
+    memory_bytes: int = 0  # per engine, used when num_blocks is 0; 0 = 512 MiB on a CPU, what a card has left
+    gpu_memory_utilization: float = 0.9  # share of a card's memory that may be in use, KV pool included
     prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one engine's batch and queue."""
+    """Limits of one engine's batch and queue. A limit of 0 is the device's own, see `for_device`."""
 
-    max_num_seqs: int = 64  # requests that hold a slot at once
-    max_num_batched_tokens: int = 512  # query tokens in one step
+    max_num_seqs: int = 0  # requests that hold a slot at once
+    max_num_batched_tokens: int = 0  # query tokens in one step
     max_waiting: int = 1024  # queued requests; one more is rejected with `queue_full`
+
+    def for_device(self, *, card: bool) -> "SchedulerConfig":
+        """The limits with no 0 among them: 256 requests and 8192 tokens on a card, 64 and 512 on a CPU.
+
+        Raises:
+            ConfigError: a step could not give each running request a token.
+        """
+        num_seqs, num_tokens = (256, 8192) if card else (64, 512)
+        found = replace(
+            self,
+            max_num_seqs=self.max_num_seqs or min(num_seqs, self.max_num_batched_tokens or num_seqs),
+            max_num_batched_tokens=self.max_num_batched_tokens or max(num_tokens, self.max_num_seqs),
+        )
+        if found.max_num_batched_tokens < found.max_num_seqs:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens = {found.max_num_batched_tokens} must be at least "
+                f"scheduler.max_num_seqs = {found.max_num_seqs}: each running request needs a token per step"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +77,7 @@ class EngineConfig:
 
     count: int = 1
     threads: int = 0  # CPU threads of each engine; 0 = cores / engines
+    deterministic: bool = False  # kernels whose results do not depend on batch-mates; see docs/operations.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +175,9 @@ class Config:
             ("gateway.max_body_bytes", self.gateway.max_body_bytes, 1024, 1 << 30),
             ("engine.count", self.engine.count, 1, 1024),
             ("cache.block_size", self.cache.block_size, 1, 1024),
-            ("scheduler.max_num_seqs", self.scheduler.max_num_seqs, 1, 65536),
-            ("scheduler.max_num_batched_tokens", self.scheduler.max_num_batched_tokens, 1, 1 << 20),
+            ("cache.gpu_memory_utilization", self.cache.gpu_memory_utilization, 0.05, 1.0),
+            ("scheduler.max_num_seqs", self.scheduler.max_num_seqs, 0, 65536),
+            ("scheduler.max_num_batched_tokens", self.scheduler.max_num_batched_tokens, 0, 1 << 20),
             ("scheduler.max_waiting", self.scheduler.max_waiting, 1, 1 << 20),
             ("wire.heartbeat_s", self.wire.heartbeat_s, 0.01, 60),
             ("wire.dead_after_s", self.wire.dead_after_s, 2 * self.wire.heartbeat_s, 3600),
@@ -164,11 +186,7 @@ class Config:
         for name, value, low, high in limits:
             if not low <= value <= high:
                 raise ConfigError(f"{name} = {value} is outside {low}..{high}")
-        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
-            raise ConfigError(
-                f"scheduler.max_num_batched_tokens = {self.scheduler.max_num_batched_tokens} must be at least "
-                f"scheduler.max_num_seqs = {self.scheduler.max_num_seqs}: each running request needs a token per step"
-            )
+        self.scheduler.for_device(card=False)
 
 
 def embedded_model() -> Path:
