@@ -11,6 +11,9 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from headrace.config import Quantization
+from headrace.kernels.fp8_block import Fp8Weight, empty_fp8_weight, fp8_weight
+
 STDDEV = 0.02
 TABLE_BITS = 16
 CHUNK = 1 << 24  # numbers made at a time: bounds the int64 scratch memory to a few hundred MB
@@ -21,16 +24,40 @@ _MULTIPLY = 0xBF58476D1CE4E5B9 - (1 << 64)
 class DummySource:
     """A TensorSource of N(0, 0.02) numbers; norms are 1, biases 0."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantization: Quantization = "",
+        keep_fp8: bool = False,
+    ) -> None:
+        """`quantization` rounds the weights of products; `keep_fp8` also stores them so."""
         self._seed = seed
         self._dtype = dtype
         self._device = device
+        self._quantize = quantization == "fp8"
+        self._keep = keep_fp8
+        self._rounded: set[str] = set()
         self._table = torch.tensor(_quantiles(), device=device) * STDDEV
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
-    def fill(self, name: str, target: Tensor) -> None:
+    def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
+        if self._quantize and in_blocks:
+            if self._keep:
+                return empty_fp8_weight(*shape, device=self._device)
+            self._rounded.update(names)
+        return self.empty(*shape)
+
+    def fill(self, name: str, target: Tensor | Fp8Weight) -> None:
+        if isinstance(target, Fp8Weight):
+            wide = self.empty(*target.shape)
+            self.fill(name, wide)
+            target.quantize_(wide)
+            return
         if target.dim() == 1:
             target.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             return
@@ -42,6 +69,8 @@ class DummySource:
             piece = flat[start : start + CHUNK]
             index = torch.arange(start, start + piece.numel(), device=self._device)
             piece.copy_(self._table[_hash(index, key)])
+        if name in self._rounded:
+            target.copy_(fp8_weight(target).dequantize(target.dtype))
 
 
 def _hash(index: Tensor, key: int) -> Tensor:

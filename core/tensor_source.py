@@ -9,17 +9,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.kernels.fp8_block import BLOCK, Fp8Weight
 from headrace.kernels.rms_norm import NormWeight
 
 
 class TensorSource(Protocol):
-    """Hands out weights in the model's dtype on the model's device."""
+    """Hands out weights in the model's dtype, or in fp8, on the model's device."""
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for a weight; the model's dtype unless one is given."""
         ...
 
-    def fill(self, name: str, target: Tensor) -> None:
+    def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
+        """Memory for a weight of matrix products [..., N, K], or a stack, which the named tensors fill together.
+
+        In fp8 where the source keeps it so and they lie `in_blocks`.
+        """
+        ...
+
+    def fill(self, name: str, target: Tensor | Fp8Weight) -> None:
         """Put the checkpoint's tensor `name`, which must have `target`'s shape, into `target`."""
         ...
 
@@ -33,7 +41,10 @@ class Recorder:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def fill(self, name: str, target: Tensor) -> None:
+    def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
+        return self.empty(*shape)
+
+    def fill(self, name: str, target: Tensor | Fp8Weight) -> None:
         assert name not in self.shapes, f"{name} is asked for twice"
         self.shapes[name] = tuple(target.shape)
 
@@ -45,12 +56,31 @@ def take(source: TensorSource, name: str, *shape: int, dtype: torch.dtype | None
     return target
 
 
-def take_rows(source: TensorSource, parts: tuple[tuple[str, int], ...], columns: int) -> Tensor:
+def take_product(source: TensorSource, name: str, rows: int, columns: int) -> Tensor | Fp8Weight:
+    """A weight of matrix products."""
+    return take_rows(source, ((name, rows),), columns)
+
+
+def take_rows(source: TensorSource, parts: tuple[tuple[str, int], ...], columns: int) -> Tensor | Fp8Weight:
     """Several [rows, columns] weights below each other, so that one product serves them all."""
-    target = source.empty(sum(rows for _, rows in parts), columns)
-    for (name, _), piece in zip(parts, target.split([rows for _, rows in parts]), strict=True):
-        source.fill(name, piece)
+    total = sum(rows for _, rows in parts)
+    aligned = in_blocks(columns, *(rows for _, rows in parts[:-1]))
+    target = source.product(tuple(name for name, _ in parts), total, columns, in_blocks=aligned)
+    first = 0
+    for name, rows in parts:
+        source.fill(name, rows_of(target, first, first + rows))
+        first += rows
     return target
+
+
+def in_blocks(*sizes: int) -> bool:
+    """Whether these columns, and these rows that others follow in the same memory, are whole 128x128 blocks."""
+    return all(size % BLOCK == 0 for size in sizes)
+
+
+def rows_of(weight: Tensor | Fp8Weight, first: int, last: int) -> Tensor | Fp8Weight:
+    """A view of the rows first..last - 1."""
+    return weight.rows(first, last) if isinstance(weight, Fp8Weight) else weight[first:last]
 
 
 def take_norm(source: TensorSource, name: str, size: int, eps: float) -> NormWeight:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headrace.config import LoadFormat
+from headrace.config import LoadFormat, Quantization
 from headrace.core.dummy import DummySource
 from headrace.core.hf_config import read_spec
 from headrace.core.model_spec import ModelSpec
@@ -25,7 +25,7 @@ from headrace.core.safetensors_index import (
     open_checkpoint,
 )
 from headrace.core.tensor_source import Recorder
-from headrace.kernels.fp8_block import BLOCK, fp8_block_dequantize
+from headrace.kernels.fp8_block import BLOCK, Fp8Weight, empty_fp8_weight, fp8_block_dequantize, fp8_weight
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -42,32 +42,49 @@ def load_model(
     device: torch.device,
     load_format: LoadFormat = "safetensors",
     seed: int = 0,
+    quantization: Quantization = "",
+    keep_fp8: bool | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Build the model of a Hugging Face folder.
 
     Args:
         path: holds config.json, and the safetensors unless `load_format` is "dummy".
-        dtype: of weights and hidden states; routers stay float32. Fp8 weights are dequantised to it.
+        dtype: of weights and hidden states; routers stay float32.
         seed: of dummy weights.
+        quantization: "fp8" = round the weights of products to 128x128 blocks, tensor by tensor.
+        keep_fp8: whether such weights, rounded or found so, stay fp8 in memory, or are widened to `dtype`;
+            None = on a card.
         progress: called as tensors arrive.
 
     Raises:
         ConfigError: among them UnsupportedModel and CheckpointError; the message names key or tensor.
     """
     spec = read_spec(path)
+    keep = device.type == "cuda" if keep_fp8 is None else keep_fp8
     with torch.no_grad():
         if load_format == "dummy":
-            return build_decoder(spec, DummySource(seed, dtype, device), device)
+            dummy = DummySource(seed, dtype, device, quantization=quantization, keep_fp8=keep)
+            return build_decoder(spec, dummy, device)
         with open_checkpoint(path) as checkpoint:
             spec = _with_present_mtp(spec, checkpoint.tensors)
             check_tensors(needed_shapes(spec), checkpoint.tensors, spec)
-            return build_decoder(spec, _CheckpointSource(checkpoint, dtype, device, progress), device)
+            source = _CheckpointSource(
+                checkpoint, dtype, device, quantize=quantization == "fp8", keep=keep, progress=progress
+            )
+            return build_decoder(spec, source, device)
 
 
-def fingerprint(path: Path, *, dtype: torch.dtype, load_format: LoadFormat, seed: int = 0) -> str:
-    """32 hex digits that differ where the model's answers would: config, weights' headers and samples, dtype."""
-    digest = hashlib.sha256(f"{dtype} {load_format}\n".encode())
+def fingerprint(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    load_format: LoadFormat,
+    seed: int = 0,
+    quantization: Quantization = "",
+) -> str:
+    """32 hex digits that differ where the model's answers would: config, weights' headers and samples, formats."""
+    digest = hashlib.sha256(f"{dtype} {load_format} {quantization}\n".encode())
     digest.update((path / "config.json").read_bytes())
     digest.update(f"seed {seed}".encode() if load_format == "dummy" else digest_files(path))
     return digest.hexdigest()[:32]
@@ -115,32 +132,64 @@ def check_tensors(
 
 
 class _CheckpointSource:
-    """Copies tensors out of the mapped files, dequantising and converting on the way."""
+    """Copies tensors out of the mapped files, converting on the way."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantize: bool,
+        keep: bool,
+        progress: Progress | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
+        self._quantize = quantize
+        self._keep = keep
         self._progress = progress
+        self._rounded: set[str] = set()
         self._total = sum(info.num_bytes for info in checkpoint.tensors.values())
         self._done = 0
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
-    def fill(self, name: str, target: Tensor) -> None:
-        tensors = self._checkpoint.tensors
+    def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
+        wide = [name for name in names if self._checkpoint.tensors[name].dtype != FP8]
+        if in_blocks and self._keep and (self._quantize or not wide):
+            return empty_fp8_weight(*shape, device=self._device)
+        if in_blocks and self._quantize:
+            self._rounded.update(wide)
+        return self.empty(*shape)
+
+    def fill(self, name: str, target: Tensor | Fp8Weight) -> None:
+        info = self._checkpoint.tensors[name]
         data = self._checkpoint.read(name)
-        self._done += tensors[name].num_bytes
-        if tensors[name].dtype == FP8:
+        self._done += info.num_bytes
+        if info.dtype == FP8:
             scale = self._checkpoint.read(name + SCALE_SUFFIX)
-            self._done += tensors[name + SCALE_SUFFIX].num_bytes
-            data = fp8_block_dequantize(data, scale.float(), target.dtype)
-        target.copy_(data)
+            self._done += self._checkpoint.tensors[name + SCALE_SUFFIX].num_bytes
+            _fill_from_fp8(data, scale, target)
+        elif isinstance(target, Fp8Weight):
+            target.quantize_(data)
+        elif name in self._rounded:
+            target.copy_(fp8_weight(data.to(self._device)).dequantize(target.dtype))
+        else:
+            target.copy_(data)
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+
+def _fill_from_fp8(data: Tensor, scale: Tensor, target: Tensor | Fp8Weight) -> None:
+    if isinstance(target, Fp8Weight):
+        target.values.copy_(data)
+        target.scale_inv.copy_(scale)
+    else:
+        scale_inv = scale.to(target.device, torch.float32)
+        target.copy_(fp8_block_dequantize(data.to(target.device), scale_inv, target.dtype))
 
 
 def _with_present_mtp(spec: ModelSpec, found: Mapping[str, TensorInfo]) -> ModelSpec:

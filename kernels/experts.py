@@ -17,7 +17,7 @@ FEW_TOKENS = 8  # on a CPU, up to which reading a weight once per token is cheap
 class ExpertWeights:
     """Stacked weights of E experts: gate_up [E, 2F, D] with the gate first, down [E, D, F].
 
-    Fp8 is for cards; for a CPU the loader widens it.
+    Fp8 is for cards; for a CPU the loader widens it, for there it would be widened at every use.
     """
 
     __slots__ = ("down", "down_rows", "down_views", "gate_up", "gate_up_rows", "gate_up_views")
@@ -60,6 +60,8 @@ def experts(x: Tensor, weights: ExpertWeights, ids: Tensor, scales: Tensor, base
         from headrace.kernels.experts_cuda import experts_cuda
 
         return experts_cuda(x, weights.gate_up, weights.down, ids, scales, base)
+    if isinstance(weights.gate_up, Fp8Weight):
+        return experts_ref(x, weights, ids, scales, base)
     out = torch.zeros_like(x) if base is None else base
     if x.shape[0] == 1:
         _one_token(x, weights, ids, scales, out)

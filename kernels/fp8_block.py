@@ -33,22 +33,41 @@ class Fp8Weight:
         """One weight of a stack."""
         return Fp8Weight(self.values[index], self.scale_inv[index])
 
+    def rows(self, first: int, last: int) -> "Fp8Weight":
+        """A view of the rows first..last - 1 of one weight. `first` is a block's."""
+        assert first % BLOCK == 0, f"row {first} lies inside a block of scales"
+        scales = self.scale_inv[first // BLOCK : -(-last // BLOCK)]
+        return Fp8Weight(self.values[first:last], scales)
+
+    def quantize_(self, weight: Tensor) -> None:
+        """Take over [N, K] of any float type and device."""
+        values, scale_inv = fp8_block_quantize(weight.to(self.device))
+        self.values.copy_(values)
+        self.scale_inv.copy_(scale_inv)
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[N, K]."""
         return fp8_block_dequantize(self.values, self.scale_inv, dtype)
+
+
+def empty_fp8_weight(*shape: int, device: torch.device) -> Fp8Weight:
+    """Memory for [..., N, K]."""
+    *stack, N, K = shape
+    blocks = (*stack, -(-N // BLOCK), -(-K // BLOCK))
+    return Fp8Weight(
+        torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(blocks, dtype=torch.float32, device=device),
+    )
 
 
 def fp8_weight(weight: Tensor) -> Fp8Weight:
     """Quantise [N, K], or a stack [E, N, K] one by one."""
     if weight.dim() == 2:
         return Fp8Weight(*fp8_block_quantize(weight))
-    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-    scales = []
-    for target, part in zip(values.unbind(0), weight.unbind(0), strict=True):
-        quantized, scale_inv = fp8_block_quantize(part)
-        target.copy_(quantized)
-        scales.append(scale_inv)
-    return Fp8Weight(values, torch.stack(scales))
+    stack = empty_fp8_weight(*weight.shape, device=weight.device)
+    for index, part in enumerate(weight.unbind(0)):
+        stack[index].quantize_(part)
+    return stack
 
 
 def fp8_block_dequantize(weight: Tensor, scale_inv: Tensor, dtype: torch.dtype) -> Tensor:

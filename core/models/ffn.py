@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from headrace.core.model_spec import ModelSpec, MoeSpec, RouterSpec
-from headrace.core.tensor_source import TensorSource, take, take_rows
+from headrace.core.tensor_source import TensorSource, in_blocks, rows_of, take, take_product, take_rows
 from headrace.kernels.experts import ExpertWeights, experts
+from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.linear import linear, linear_add, norm_linear
 from headrace.kernels.rms_norm import NormWeight, rms_norm
 from headrace.kernels.route_sigmoid import route_sigmoid
@@ -22,8 +23,8 @@ from headrace.kernels.silu_mul import silu_mul
 class DenseFfn:
     """residual += down(SiLU(gate(x)) * up(x)) of the normed residual x."""
 
-    gate_up: Tensor  # [2F, D]
-    down: Tensor  # [D, F]
+    gate_up: Tensor | Fp8Weight  # [2F, D]
+    down: Tensor | Fp8Weight  # [D, F]
 
     def __call__(self, residual: Tensor, norm: NormWeight) -> None:
         linear_add(silu_mul(norm_linear(residual, norm, self.gate_up)), self.down, residual)
@@ -60,7 +61,7 @@ class SparseFfn:
 
 def build_dense(source: TensorSource, prefix: str, hidden: int, size: int) -> DenseFfn:
     parts = ((f"{prefix}gate_proj.weight", size), (f"{prefix}up_proj.weight", size))
-    down = take(source, f"{prefix}down_proj.weight", hidden, size)
+    down = take_product(source, f"{prefix}down_proj.weight", hidden, size)
     return DenseFfn(take_rows(source, parts, hidden), down)
 
 
@@ -84,12 +85,14 @@ def build_ffn(source: TensorSource, prefix: str, spec: ModelSpec, *, sparse: boo
 
 
 def _build_experts(source: TensorSource, prefix: str, hidden: int, moe: MoeSpec) -> ExpertWeights:
-    size = moe.intermediate_size
-    gate_up = source.empty(moe.num_experts, 2 * size, hidden)
-    down = source.empty(moe.num_experts, hidden, size)
-    for expert in range(moe.num_experts):
-        name = f"{prefix}experts.{expert}."
-        source.fill(f"{name}gate_proj.weight", gate_up[expert, :size])
-        source.fill(f"{name}up_proj.weight", gate_up[expert, size:])
-        source.fill(f"{name}down_proj.weight", down[expert])
+    size, count = moe.intermediate_size, moe.num_experts
+    ups = tuple(f"{prefix}experts.{i}.{half}_proj.weight" for i in range(count) for half in ("gate", "up"))
+    downs = tuple(f"{prefix}experts.{i}.down_proj.weight" for i in range(count))
+    aligned = in_blocks(hidden, size)
+    gate_up = source.product(ups, count, 2 * size, hidden, in_blocks=aligned)
+    down = source.product(downs, count, hidden, size, in_blocks=aligned)
+    for expert in range(count):
+        source.fill(ups[2 * expert], rows_of(gate_up[expert], 0, size))
+        source.fill(ups[2 * expert + 1], rows_of(gate_up[expert], size, 2 * size))
+        source.fill(downs[expert], down[expert])
     return ExpertWeights(gate_up, down)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headrace.core.model_spec import GqaSpec, RopeSpec
 from headrace.core.models.step import Step
-from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
+from headrace.core.tensor_source import TensorSource, take_norm, take_product, take_rows
+from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.gqa_attention import gqa_attention
 from headrace.kernels.linear import linear_add, norm_linear
 from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
@@ -22,10 +23,10 @@ class GqaAttention:
 
     spec: GqaSpec
     interleaved: bool
-    qkv: Tensor  # [(Hq + 2 Hkv) * D, hidden]
+    qkv: Tensor | Fp8Weight  # [(Hq + 2 Hkv) * D, hidden]
     q_norm: NormWeight  # [D]
     k_norm: NormWeight  # [D]
-    out: Tensor  # [hidden, Hq * D]
+    out: Tensor | Fp8Weight  # [hidden, Hq * D]
 
     def __call__(self, residual: Tensor, norm: NormWeight, step: Step, cache: Tensor) -> None:
         """residual [T, hidden] += attention of its norm; writes a cache [2, blocks, block_size, Hkv, D]."""
@@ -57,5 +58,5 @@ def build_gqa(
         qkv=take_rows(source, parts, hidden),
         q_norm=take_norm(source, f"{prefix}q_norm.weight", gqa.head_dim, norm_eps),
         k_norm=take_norm(source, f"{prefix}k_norm.weight", gqa.head_dim, norm_eps),
-        out=take(source, f"{prefix}o_proj.weight", hidden, q_rows),
+        out=take_product(source, f"{prefix}o_proj.weight", hidden, q_rows),
     )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headrace.core.model_spec import MlaSpec, RopeSpec
 from headrace.core.models.step import Step
-from headrace.core.tensor_source import TensorSource, take, take_norm, take_rows
+from headrace.core.tensor_source import TensorSource, take, take_norm, take_product, take_rows
+from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.linear import linear_add, norm_linear
 from headrace.kernels.mla_attend import MlaUp, mla_attend
 from headrace.kernels.mla_kv_write import mla_kv_write
@@ -22,12 +23,14 @@ class MlaAttention:
 
     spec: MlaSpec
     interleaved: bool
-    down: Tensor  # [Q + C + R, D]: queries (Q = H * (N + R)) or their latent (Q = q_lora_rank), then kv_a
+    down: (
+        Tensor | Fp8Weight
+    )  # [Q + C + R, D]: queries (Q = H * (N + R)) or their latent (Q = q_lora_rank), then kv_a
     q_norm: NormWeight | None  # [Q] of the queries' latent
-    q_up: Tensor | None  # [H * (N + R), Q]
+    q_up: Tensor | Fp8Weight | None  # [H * (N + R), Q]
     kv_norm: NormWeight  # [C]
     up: MlaUp
-    out: Tensor  # [D, H * V]
+    out: Tensor | Fp8Weight  # [D, H * V]
 
     def __call__(self, residual: Tensor, norm: NormWeight, step: Step, cache: Tensor) -> None:
         """residual [T, D] += attention of its norm; writes one layer's cache [blocks, block_size, C + R]."""
@@ -52,7 +55,7 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
     else:
         q_part = (f"{prefix}q_a_proj.weight", mla.q_lora_rank)
         q_norm = take_norm(source, f"{prefix}q_a_layernorm.weight", mla.q_lora_rank, mla.lora_norm_eps)
-        q_up = take(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank)
+        q_up = take_product(source, f"{prefix}q_b_proj.weight", mla.num_heads * head, mla.q_lora_rank)
     kv_up = take(
         source, f"{prefix}kv_b_proj.weight", mla.num_heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank
     )
@@ -69,5 +72,5 @@ def build_mla(source: TensorSource, prefix: str, hidden: int, mla: MlaSpec, rope
             value=by_head[:, mla.nope_dim :].transpose(1, 2).contiguous(),
             both=kv_up,
         ),
-        out=take(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim),
+        out=take_product(source, f"{prefix}o_proj.weight", hidden, mla.num_heads * mla.v_dim),
     )

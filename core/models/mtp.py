@@ -12,7 +12,8 @@ from headrace.core.batch import Batch
 from headrace.core.model_spec import ModelSpec
 from headrace.core.models.layer import Layer, build_layer
 from headrace.core.models.step import begin_step
-from headrace.core.tensor_source import TensorSource, take, take_norm
+from headrace.core.tensor_source import TensorSource, take_norm, take_product
+from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.linear import linear
 from headrace.kernels.rms_norm import NormWeight, rms_norm
 
@@ -23,7 +24,7 @@ class MtpModule:
 
     embedding_norm: NormWeight  # [D]
     hidden_norm: NormWeight  # [D]
-    project: Tensor  # [D, 2D]: of [normed embedding; normed hidden state]
+    project: Tensor | Fp8Weight  # [D, 2D]: of [normed embedding; normed hidden state]
     layer: Layer
     norm: NormWeight  # [D], before the shared head
 
@@ -73,7 +74,7 @@ def build_mtp_module(source: TensorSource, prefix: str, spec: ModelSpec) -> MtpM
     return MtpModule(
         embedding_norm=take_norm(source, f"{prefix}enorm.weight", hidden, spec.norm_eps),
         hidden_norm=take_norm(source, f"{prefix}hnorm.weight", hidden, spec.norm_eps),
-        project=take(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden),
+        project=take_product(source, f"{prefix}eh_proj.weight", hidden, 2 * hidden),
         layer=build_layer(source, prefix, spec, sparse=spec.moe is not None),
         norm=take_norm(source, f"{prefix}shared_head.norm.weight", hidden, spec.norm_eps),
     )
