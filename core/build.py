@@ -76,6 +76,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
         device=device,
         load_format=config.model.load_format,
         seed=config.model.seed,
+        quantization=config.model.quantization,
         progress=progress,
     )
     loaded = time.perf_counter()
@@ -113,6 +114,7 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
             dtype=model.dtype,
             load_format=config.model.load_format,
             seed=config.model.seed,
+            quantization=config.model.quantization,
         ),
         max_model_len=length,
         max_num_seqs=limits.max_num_seqs,

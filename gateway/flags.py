@@ -14,6 +14,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 FormatName = Literal["safetensors", "dummy"]
 QuantizationName = Literal["", "fp8"]
+QuantizationName = Literal["", "fp8"]
 LevelName = Literal["debug", "info", "warning", "error"]
 
 EngineName = Literal["core", "synthetic"]
@@ -37,6 +38,14 @@ MaxModelLen = Annotated[
         metavar="N",
         min=0,
         help="Tokens of prompt and output; 0 = what the model allows.",
+        rich_help_panel=MODEL,
+    ),
+]
+Quantization = Annotated[
+    QuantizationName,
+    Option(
+        metavar="FORMAT",
+        help="fp8 = round wide weights to 128x128 blocks while loading.",
         rich_help_panel=MODEL,
     ),
 ]
