@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from headrace.core.request import Request
+    from headrace.core.speculation.proposal import Proposal
 
 
 class PlanRow(NamedTuple):
@@ -23,17 +24,22 @@ class PlanRow(NamedTuple):
     num_tokens: int
     samples: bool  # the row's last position yields an output token
     block_table: Sequence[int]  # the request's live table, covering at least those positions; grows in place
+    drafts: "Proposal | None" = (
+        None  # what the query tokens behind the first one are; each position samples then
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rows with one query token come first, then the longer ones."""
+    """Rows with one query token come first, then those with drafts, then the longer ones."""
 
     step: int
     rows: tuple[PlanRow, ...]
     num_decodes: int  # rows with exactly one query token
     copies: tuple[tuple[int, int], ...]  # (source, target) blocks to copy before the step: copy-on-write
     entered: tuple["Request", ...]  # requests that got their slot in this step: their device state is stale
+    num_drafted: int = 0  # rows with drafts
+    ahead: int = 0  # tokens that the model's own drafter shall draft for each sampling row behind the step
 
     @property
     def num_tokens(self) -> int:

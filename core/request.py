@@ -68,8 +68,11 @@ class Request:
         "gpu_ms",
         "in_flight",
         "last_token",
+        "num_accepted",
         "num_cached_tokens",
         "num_computed",
+        "num_drafted",
+        "num_drafts",
         "num_pending",
         "num_preemptions",
         "priority",
@@ -122,6 +125,9 @@ class Request:
         self.num_computed = 0  # positions whose KV was dispatched
         self.num_pending = 0  # output tokens sampled in uncommitted steps: 0..2
         self.in_flight = 0  # uncommitted steps that hold a row of this request: 0..2
+        self.num_drafts = 0  # drafts that its uncommitted row verifies; positions computed only if accepted
+        self.num_drafted = 0  # drafts verified in committed steps
+        self.num_accepted = 0  # of those, accepted
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
         self.gpu_ms = 0.0  # its part of the steps' time; see core/charges.py
@@ -149,6 +155,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    @property
+    def full_len(self) -> int:
+        """Tokens of prompt and output that it can have at most, whatever its credit."""
+        return self._full_len
 
     @property
     def out_of_credit(self) -> bool:
@@ -193,14 +204,22 @@ class Request:
             self._move(_DECODE)
         return True
 
+    def carry(self, num_drafts: int) -> None:
+        """The row just dispatched verifies so many drafts; until its commit nothing more can be dispatched."""
+        assert self.state is _DECODE and self.num_pending == 1, f"{self} cannot carry drafts"
+        self.num_drafts = num_drafts
+
     def settle(self) -> None:
         """A step that held a row of this request was committed, and the row yielded nothing."""
         self.in_flight -= 1
+        self.num_drafts = 0
 
     def take(self, tokens: Sequence[int], now: float) -> FinishReason | None:
         """A step was committed: append what its row sampled, up to the token that ends the request, if any."""
         assert tokens, f"{self} sampled nothing"
         self.in_flight -= 1
+        if self.num_drafts:
+            self._accept(len(tokens) - 1)
         token_ids, stop_ids, full_len = self.token_ids, self._stop_ids, self._full_len
         self.num_pending -= 1
         self.last_token = now
@@ -249,6 +268,15 @@ class Request:
         """End. What is still in flight will be dropped at its commit."""
         self._move(RequestState.FINISHED)
         self.finish_reason = reason
+
+    def _accept(self, accepted: int) -> None:
+        """So many of the row's drafts were right: their positions hold what they should."""
+        assert accepted <= self.num_drafts, f"{self}: {accepted} of {self.num_drafts} drafts accepted"
+        self.num_drafted += self.num_drafts
+        self.num_accepted += accepted
+        self.num_drafts = 0
+        if self.state is _DECODE:
+            self.num_computed += accepted
 
     def _reason_to_stop(self) -> FinishReason | None:
         if self.token_ids[-1] in self._stop_ids and self.num_output > self.sampling.min_tokens:

@@ -14,6 +14,7 @@ from headrace.core.request import FinishReason, Request, RequestState
 
 _RUNNING = (RequestState.PREFILL, RequestState.DECODE)
 _QUEUED = (RequestState.WAITING, RequestState.PREEMPTED)
+_OUTSIDE = (RequestState.PREEMPTED, RequestState.FINISHED)  # their drafts, if in flight, will be dropped
 
 
 class Roster:
@@ -149,9 +150,8 @@ class Roster:
                 f"{request}: decodes, but is behind"
             )
             blocks = len(request.table.blocks)
-            assert request.num_computed <= blocks * self._kv.block_size, (
-                f"{request}: {blocks} blocks are too few"
-            )
+            held = request.num_computed + (0 if request.state in _OUTSIDE else request.num_drafts)
+            assert held <= blocks * self._kv.block_size, f"{request}: {blocks} blocks are too few"
         self._kv.check_integrity(
             (request.table for request in placed), [copy for plan in plans for copy in plan.copies]
         )

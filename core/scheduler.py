@@ -12,7 +12,7 @@ from headrace.config import ConfigError
 from headrace.core.kv_cache import KVCache
 from headrace.core.outcome import Counters, Emitted, Outcome
 from headrace.core.plan import StepPlan
-from headrace.core.policy import Policy
+from headrace.core.policy import NOTHING, Policy, Wanted
 from headrace.core.rejection import BadRequest, QueueFull, TooLong
 from headrace.core.request import FinishReason, Request, RequestState
 from headrace.core.roster import Roster
@@ -123,22 +123,35 @@ class Scheduler:
         self._policy.preempt(request)
         return True
 
-    def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can run now. At most one earlier step may be uncommitted."""
+    def decoding(self) -> list[Request]:
+        """The requests whose next step yields tokens, and whose tokens are all known: drafts may follow them."""
+        return [
+            request
+            for request in self._roster.running.snapshot()
+            if request.state is _DECODE and not request.in_flight
+        ]
+
+    def schedule(self, wanted: Wanted = NOTHING) -> StepPlan | None:
+        """The next step, or None if nothing can run now. At most one earlier step may be uncommitted.
+
+        A request whose drafts are in an uncommitted step is in no step until that one is committed.
+        """
         assert len(self._in_flight) <= 1, "two steps are in flight"
         self.kv.begin_step()
-        draft = self._policy.compose()
+        step = self._policy.compose(wanted)
         copies = self.kv.end_step()
-        if not draft.singles and not draft.longer:
+        if not step.singles and not step.drafted and not step.longer:
             assert self._in_flight or not self.has_work, "requests wait, but nothing runs that they wait for"
             return None
         self._steps += 1
         plan = StepPlan(
             step=self._steps,
-            rows=(*draft.singles, *draft.longer),
-            num_decodes=len(draft.singles),
+            rows=(*step.singles, *step.drafted, *step.longer),
+            num_decodes=len(step.singles),
             copies=copies,
-            entered=tuple(draft.entered),
+            entered=tuple(step.entered),
+            num_drafted=len(step.drafted),
+            ahead=wanted.ahead,
         )
         self._in_flight.append(plan)
         return plan
@@ -146,7 +159,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, tokens: Mapping[str, Sequence[int]]) -> Outcome:
         """Append what the oldest uncommitted step sampled, and end or park who is done.
 
-        `tokens` holds, by request id, at least one token for every sampling row whose request has not ended.
+        `tokens` holds, by request id, at least one token for every sampling row whose request has not ended; as
+        many more as drafts of the row were accepted.
         """
         assert self._in_flight, "no step is in flight"
         assert self._in_flight[0] is plan, f"step {plan.step} is not the oldest one in flight"
@@ -155,8 +169,9 @@ class Scheduler:
         kv.copied(plan.copies)
         emitted: list[Emitted] = []
         finished: list[Request] = []
-        for index, (request, _, _, _, samples, _) in enumerate(plan.rows):
-            if samples and request.state is not _FINISHED:
+        for index, row in enumerate(plan.rows):
+            request = row.request
+            if row.samples and request.state is not _FINISHED:
                 start = len(request.token_ids)
                 sampled = tokens[request.request_id]
                 reason = request.take(sampled, now)

@@ -4,6 +4,7 @@ The fake model answers a token as a pure function of (seed, position). The fake 
 the KV pool, what was written there, and refuses to run a row whose context is not its own.
 """
 
+import random
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,8 +12,10 @@ from typing import NamedTuple
 from headrace.core.kv_cache import KVCache
 from headrace.core.outcome import Outcome
 from headrace.core.plan import PlanRow, StepPlan
+from headrace.core.policy import NOTHING, Wanted
 from headrace.core.request import UNLIMITED, FinishReason, Request
 from headrace.core.scheduler import Scheduler
+from headrace.core.speculation.proposal import Proposal
 from headrace.ipc.messages import Sampling
 
 BLOCK_SIZE = 4
@@ -81,6 +84,20 @@ def expected_output(request: Request, max_model_len: int) -> tuple[list[int], Fi
             return output, FinishReason.LENGTH
 
 
+def guesses(scheduler: Scheduler, rng: random.Random, *, ahead: int = 0) -> Wanted:
+    """Up to 8 drafts for some of the requests that may have them; most drafts are right."""
+    proposals: dict[Request, Proposal] = {}
+    for request in scheduler.decoding():
+        count = rng.randrange(9)
+        if not count:
+            continue
+        at = len(request.token_ids)
+        right = [fake_token(request.sampling.seed, at + i) for i in range(count)]
+        drafts = [token if rng.random() < 0.8 else 98 for token in right]
+        proposals[request] = Proposal("guess", drafts, [1.0] * count)
+    return Wanted(proposals, ahead)
+
+
 class Cell(NamedTuple):
     """The KV of one position. It depends on all tokens up to there, as the real one does."""
 
@@ -119,7 +136,11 @@ class FakeDevice:
             for position, wanted in enumerate(context):
                 found = self._cells.get(self._cell(row, position))
                 assert found == wanted, f"{row.request} attends to {found} instead of {wanted}"
-        return {row.request.request_id: (self._sample(row),) for row in plan.rows if row.samples}
+        sampled = {row.request.request_id: self._sample(row) for row in plan.rows if row.samples}
+        for row in plan.rows:
+            if row.samples and plan.ahead:
+                self._draft(row, len(sampled[row.request.request_id]), plan.ahead)
+        return sampled
 
     def _cell(self, row: PlanRow, position: int) -> tuple[int, int]:
         return row.block_table[position // self._block_size], position % self._block_size
@@ -130,6 +151,10 @@ class FakeDevice:
         holder, newest = self._slots[row.slot]
         assert holder is request, f"{request} runs in the slot of {holder}"
         tokens = request.token_ids[:end]
+        if row.drafts is not None:
+            assert len(tokens) == row.start + 1, f"{request}: drafts do not follow its last token"
+            tokens += row.drafts.tokens
+            assert len(tokens) == end
         if len(tokens) < end:
             assert end == len(tokens) + 1, f"{request}: more than one token is unknown"
             tokens.append(newest)
@@ -139,10 +164,25 @@ class FakeDevice:
             history = hash((history, token))
         return context
 
-    def _sample(self, row: PlanRow) -> int:
-        token = fake_token(row.request.sampling.seed, row.start + row.num_tokens)
-        self._slots[row.slot] = (row.request, token)
-        return token
+    def _sample(self, row: PlanRow) -> tuple[int, ...]:
+        """The row's next token, and those that follow as long as the drafts foresaw it."""
+        seed, drafts = row.request.sampling.seed, row.drafts.tokens if row.drafts is not None else ()
+        at = row.start + row.num_tokens - len(drafts)
+        tokens = [fake_token(seed, at)]
+        for draft in drafts:
+            if draft != tokens[-1]:
+                break
+            tokens.append(fake_token(seed, at + len(tokens)))
+        self._slots[row.slot] = (row.request, tokens[-1])
+        return tuple(tokens)
+
+    def _draft(self, row: PlanRow, emitted: int, ahead: int) -> None:
+        """The model's drafter leaves traces behind the row's last true position, in blocks that the row has."""
+        drafts = 0 if row.drafts is None else len(row.drafts.tokens)
+        last = row.start + row.num_tokens - 1 - drafts + emitted - 1
+        for position in range(last + 1, last + ahead):
+            if position < len(row.block_table) * self._block_size:
+                self._cells[self._cell(row, position)] = Cell("a guess", position, -1, -1)
 
 
 class Loop:
@@ -162,9 +202,9 @@ class Loop:
     def in_flight(self) -> int:
         return len(self._launched)
 
-    def launch(self) -> StepPlan | None:
+    def launch(self, wanted: Wanted = NOTHING) -> StepPlan | None:
         """Schedule a step and run it; its commit is to come."""
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(wanted)
         if plan is not None:
             check_plan(plan)
             self.plans.append(plan)
@@ -201,6 +241,10 @@ def check_plan(plan: StepPlan) -> None:
     assert counts, "an empty plan"
     assert all(count == 1 for count in counts[: plan.num_decodes]), "a longer row among the single ones"
     assert all(count > 1 for count in counts[plan.num_decodes :]), "a single row among the longer ones"
+    drafted = [index for index, row in enumerate(plan.rows) if row.drafts is not None]
+    assert drafted == list(range(plan.num_decodes, plan.num_decodes + plan.num_drafted)), (
+        "drafts are elsewhere"
+    )
     assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows share a slot"
     assert set(plan.entered) <= {row.request for row in plan.rows}, "a request entered without a row"
 

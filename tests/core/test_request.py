@@ -167,3 +167,24 @@ def test_a_slot_in_flight_is_not_given_up() -> None:
 def test_a_running_request_cannot_lose_its_blocks_silently() -> None:
     with pytest.raises(AssertionError, match="cannot lose"):
         in_state(S.DECODE).lose_blocks()
+
+
+def test_accepted_drafts_count_as_computed_at_the_commit() -> None:
+    request = in_state(S.DECODE)
+    computed, known = request.num_computed, len(request.token_ids)
+    request.dispatch(1)
+    request.carry(3)
+    assert request.num_computed == computed + 1
+    assert request.take([11, 12], now=1.0) is None
+    assert (request.num_computed, len(request.token_ids)) == (computed + 2, known + 2)
+    assert (request.num_drafted, request.num_accepted, request.num_drafts) == (3, 1, 0)
+
+
+def test_drafts_of_a_preempted_request_leave_its_tokens_only() -> None:
+    request = in_state(S.DECODE)
+    request.dispatch(1)
+    request.carry(2)
+    request.preempt()
+    request.take([11, 12], now=1.0)
+    assert request.num_computed == 0
+    assert request.token_ids[-2:] == [11, 12]

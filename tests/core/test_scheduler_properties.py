@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.core.plan import StepPlan
+from headrace.core.policy import NOTHING
 from headrace.core.rejection import QueueFull
 from headrace.core.request import UNLIMITED, FinishReason, Request, RequestState
-from tests.core.factories import Loop, expected_output, make_request, make_scheduler
+from tests.core.factories import Loop, expected_output, guesses, make_request, make_scheduler
 
 MAX_MODEL_LEN = 40
 # No request needs more rows than tokens for itself, so all that were ahead of it, recomputing included, are
@@ -69,15 +70,17 @@ class World:
             self.requests.append(request)
             self._unfinished.append(request)
 
-    def launch(self) -> bool:
-        """Schedule and run a step, unless two are open; False if there is none."""
+    def launch(self, rng: random.Random | None = None) -> bool:
+        """Schedule and run a step, unless two are open; False if there is none. Drafts come from `rng`."""
         if self.loop.in_flight > 1:
             return False
-        plan = self.loop.launch()
+        wanted = NOTHING if rng is None else guesses(self.scheduler, rng, ahead=rng.randrange(5))
+        plan = self.loop.launch(wanted)
         if plan is None:
             return False
         self._check_order(plan)
         self.seen["copies"] += len(plan.copies)
+        self.seen["drafted"] += plan.num_drafted
         self.seen["overlapped"] += self.loop.in_flight > 1
         for request in self.live:
             if request.state is not RequestState.PARKED:
@@ -159,15 +162,15 @@ class Machine(RuleBasedStateMachine):
             family=family, length=length, max_tokens=max_tokens, priority=priority, credit=credit
         )
 
-    @rule(times=st.integers(1, 4))
-    def launch_and_settle(self, times: int) -> None:
+    @rule(times=st.integers(1, 4), drafts=st.none() | st.integers(0, 999))
+    def launch_and_settle(self, times: int, drafts: int | None) -> None:
         for _ in range(times):
-            self.world.launch()
+            self.world.launch(None if drafts is None else random.Random(drafts))
             self.world.settle()
 
-    @rule()
-    def launch(self) -> None:
-        self.world.launch()
+    @rule(drafts=st.none() | st.integers(0, 999))
+    def launch(self, drafts: int | None) -> None:
+        self.world.launch(None if drafts is None else random.Random(drafts))
 
     @rule()
     def settle(self) -> None:
@@ -202,7 +205,7 @@ TestAnyHistory = Machine.TestCase
 TestAnyHistory.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
 
-@pytest.mark.parametrize("mode", ["immediate", "overlapped", "any interleaving"])
+@pytest.mark.parametrize("mode", ["immediate", "overlapped", "any interleaving", "drafting"])
 def test_ten_thousand_random_operations(mode: str) -> None:
     """One seeded history, long enough to reach rare corners; the corners reached are asserted."""
     rng = random.Random(20_261)
@@ -220,7 +223,14 @@ def test_ten_thousand_random_operations(mode: str) -> None:
             )
         elif act < 0.75:
             if mode == "any interleaving":
-                rng.choice([world.launch, world.settle])()
+                if rng.random() < 0.5:
+                    world.launch()
+                else:
+                    world.settle()
+            elif mode == "drafting":
+                world.launch(rng)
+                if rng.random() < 0.7:
+                    world.settle()
             else:
                 launched = world.launch()
                 while world.loop.in_flight > (depth if launched else 0):
@@ -241,4 +251,5 @@ def test_ten_thousand_random_operations(mode: str) -> None:
     world.seen["yielded"] = counters.preemptions - world.seen["preempted"]
     rare = {"refused", "copies", "cancelled", "returned", "preempted", "yielded"}
     rare |= {"overlapped"} if mode != "immediate" else set()
+    rare |= {"drafted"} if mode == "drafting" else set()
     assert min(world.seen[name] for name in rare) > 10, world.seen
