@@ -38,13 +38,7 @@ def sample_ref(
     invalid = torch.isnan(largest)
     if bool((temperature == 0).all()):
         return torch.where(invalid, INVALID_TOKEN, greedy)
-    divisor = torch.where(temperature == 0, 1.0, temperature)
-    scaled = (logits - largest.unsqueeze(-1)) / divisor.unsqueeze(-1)
-    weights = _weights(scaled)
-    cut = (min_p.double() * ONE).ceil().to(torch.int64).clamp(min=1)
-    if bool(((top_k > 0) | (top_p < 1)).any()):
-        cut = _raise_cut(_weights(_sorted_descending(scaled)), cut, top_k, top_p)
-    chosen = invert(torch.where(weights >= cut.unsqueeze(-1), weights, 0), uniform)
+    chosen = invert(kept_weights(logits, temperature, top_k, top_p, min_p), uniform)
     chosen = torch.where(temperature == 0, greedy, chosen)
     return torch.where(invalid, INVALID_TOKEN, chosen)
 
@@ -58,8 +52,22 @@ def sample(
 
         return launch_sample(
             logits, temperature, top_k, top_p, min_p, uniform, one=ONE, invalid=INVALID_TOKEN
-        )
+        ).tokens
     return sample_ref(logits, temperature, top_k, top_p, min_p, uniform)
+
+
+def kept_weights(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """[S, V] int64: what sample_ref draws in proportion to; 0 = cut. Temperature 0 counts as 1."""
+    divisor = torch.where(temperature == 0, 1.0, temperature)
+    largest = logits.max(dim=-1, keepdim=True).values
+    scaled = (logits - largest) / divisor.unsqueeze(-1)
+    weights = _weights(scaled)
+    cut = (min_p.double() * ONE).ceil().to(torch.int64).clamp(min=1)
+    if bool(((top_k > 0) | (top_p < 1)).any()):
+        cut = _raise_cut(_weights(_sorted_descending(scaled)), cut, top_k, top_p)
+    return torch.where(weights >= cut.unsqueeze(-1), weights, 0)
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:

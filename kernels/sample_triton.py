@@ -5,6 +5,8 @@ surely below the cut are packed. 4. One program a row finds the cut among those 
 and the token (kernels/sample_search.py). Rows that need no cut skip what they do not need. Called by sample.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -12,13 +14,13 @@ from torch import Tensor
 
 from headrace.kernels.sample_search import raise_cut, sum_above, weight_index
 
-_CHUNK = 4096
+CHUNK = 4096
 _HELD = 8192
 _RUNGS = 8
 
 
 @triton.jit
-def _weights_of(p_logits, offs, V, largest, divisor, ONE: tl.constexpr):
+def weights_of(p_logits, offs, V, largest, divisor, ONE: tl.constexpr):
     """Float32 weights of some tokens, 0 beyond the row; their integer parts are the weights proper."""
     b_logits = tl.load(p_logits + offs, mask=offs < V, other=float("-inf"))
     weights = tl.exp((b_logits - largest) / divisor) * ONE
@@ -73,7 +75,7 @@ def _chunk_rungs_kernel(
         offs_c = tl.arange(0, C_BLOCK)
         largest = tl.max(tl.load(tops_ptr + i_s * C + offs_c, mask=offs_c < C, other=float("-inf")), 0)
         offs = i_c * CHUNK + tl.arange(0, CHUNK)
-        weights = _weights_of(logits_ptr + i_s * logits_stride, offs, V, largest, temperature, ONE)
+        weights = weights_of(logits_ptr + i_s * logits_stride, offs, V, largest, temperature, ONE)
         values = weights.to(tl.int64)
         min_p = tl.load(min_p_ptr + i_s)
         search = (tl.load(top_k_ptr + i_s) > 0) | (tl.load(top_p_ptr + i_s) < 1)
@@ -136,7 +138,7 @@ def _pack_kernel(
         )
         before = tl.sum(tl.load(p_counts + offs_c * RUNGS + rung, mask=offs_c < i_c, other=0), 0)
         offs = i_c * CHUNK + tl.arange(0, CHUNK)
-        weights = _weights_of(logits_ptr + i_s * logits_stride, offs, V, largest, temperature, ONE)
+        weights = weights_of(logits_ptr + i_s * logits_stride, offs, V, largest, temperature, ONE)
         above = (weights >= _rung(rung, tl.load(min_p_ptr + i_s), ONE)).to(tl.int32)
         tl.store(keys_ptr + i_s * V + before + tl.cumsum(above, 0) - 1, weights, mask=above > 0)
 
@@ -156,6 +158,8 @@ def _choose_kernel(
     keys_ptr,
     held_ptr,  # [S, HELD] float32
     out_ptr,  # [S] int64
+    cuts_ptr,  # [S] float32
+    kept_ptr,  # [S] int64
     V,
     C,
     logits_stride,
@@ -166,7 +170,7 @@ def _choose_kernel(
     RUNGS: tl.constexpr,
     HELD: tl.constexpr,
 ):
-    """The token of one row."""
+    """The token of one row, its least weight to keep, and the mass that is kept: 0 where nothing is drawn."""
     i_s = tl.program_id(0).to(tl.int64)
     offs_c = tl.arange(0, C_BLOCK)
     c_mask = offs_c < C
@@ -185,6 +189,7 @@ def _choose_kernel(
         p_masses = masses_ptr + i_s * C * RUNGS
         share = tl.load(uniform_ptr + i_s).to(tl.float64) / ONE
         rung = 0
+        cut = _rung(0, min_p, ONE)
         first = tl.sum(tl.load(p_masses + offs_c * RUNGS, mask=c_mask, other=0), 0)
         target = tl.minimum((share * first.to(tl.float64)).to(tl.int64), first - 1)
         mass = first
@@ -215,13 +220,27 @@ def _choose_kernel(
         chunk = tl.sum((c_mask & (tl.cumsum(parts, 0) <= target)).to(tl.int32), 0)
         before = tl.sum(tl.where(offs_c < chunk, parts, 0), 0)
         offs = chunk * CHUNK + tl.arange(0, CHUNK)
-        weights = _weights_of(logits_ptr + i_s * logits_stride, offs, V, largest, temperature, ONE)
+        weights = weights_of(logits_ptr + i_s * logits_stride, offs, V, largest, temperature, ONE)
         steps = tl.where(search, 1, weights.to(tl.int64))
         passed = before + tl.cumsum(tl.where(weights >= _rung(rung, min_p, ONE), steps, 0), 0)
         chosen = chunk * CHUNK + tl.sum((passed <= target).to(tl.int32), 0)
         # A row without any weight (all -inf) has no choice to make.
         token = tl.where(mass > 0, chosen, 0)
+        tl.store(cuts_ptr + i_s, cut)
+        tl.store(kept_ptr + i_s, mass)
+    else:
+        tl.store(kept_ptr + i_s, 0)
     tl.store(out_ptr + i_s, token.to(tl.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Tokens, and what they were drawn from."""
+
+    tokens: Tensor  # [S] int64
+    tops: Tensor  # [S, C] float32: the largest logit of each chunk
+    cuts: Tensor  # [S] float32: the least weight that was kept; undefined where `kept` is 0
+    kept: Tensor  # [S] int64: sum of the weights kept; 0 where nothing was drawn: greedy, NaN
 
 
 def launch_sample(
@@ -234,19 +253,16 @@ def launch_sample(
     *,
     one: int,
     invalid: int,
-    chunk: int = _CHUNK,
+    chunk: int = CHUNK,
     held: int = _HELD,
-) -> Tensor:
-    """As kernels.sample.sample_ref.
+) -> Choice:
+    """Tokens as of kernels.sample.sample_ref.
 
     Args:
         one: weight of the likeliest token, a power of two.
         invalid: answer for a row with a NaN.
         chunk: tokens of a row that a program looks at.
         held: tokens that the last part of the search holds in registers.
-
-    Returns:
-        [S] int64.
     """
     S, V = logits.shape
     if logits.dtype is not torch.float32 or logits.stride(1) != 1:
@@ -257,6 +273,8 @@ def launch_sample(
     places = torch.empty(S, C, dtype=torch.int32, device=device)
     counts = torch.empty(S, C, _RUNGS, dtype=torch.int32, device=device)
     masses = torch.empty(S, C, _RUNGS, dtype=torch.int64, device=device)
+    cuts = torch.empty(S, dtype=torch.float32, device=device)
+    kept = torch.empty(S, dtype=torch.int64, device=device)
     keys = torch.empty(S, V, dtype=torch.float32, device=device)
     row = {"logits_ptr": logits, "V": V, "C": C, "logits_stride": logits.stride(0), "CHUNK": chunk}
     _chunk_top_kernel[(C, S)](**row, tops_ptr=tops, places_ptr=places, num_warps=4)
@@ -281,8 +299,10 @@ def launch_sample(
         keys_ptr=keys,
         held_ptr=torch.empty(S, held, dtype=torch.float32, device=device),
         out_ptr=out,
+        cuts_ptr=cuts,
+        kept_ptr=kept,
         INVALID=invalid,
         HELD=held,
         num_warps=16 if chunk >= 4096 else 4,
     )
-    return out
+    return Choice(out, tops, cuts, kept)

@@ -16,7 +16,7 @@ from tests.kernels.shapes import normal
 def check_router(
     tokens: int, experts: int, groups: tuple[int, int], top_k: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    from headrace.kernels.route_triton import launch_choose, launch_logits
+    from headrace.kernels.route_triton import FEW_TOKENS, launch_choose, launch_logits, launch_norm_logits
 
     hidden = 72 if experts < 64 else 2048
     x = normal(tokens, hidden, dtype=dtype, device=device)
@@ -36,6 +36,16 @@ def check_router(
         assert_close("weights", weights.sort(-1)[0][same], expected.sort(-1)[0][same].to(weights.device))
         assert int(ids.min()) >= 0
         assert int(ids.max()) < experts
+        more_ids, more = launch_choose(logits, given, *rest, 2)
+        assert torch.equal(more_ids[:, :top_k], ids)
+        assert torch.equal(more[:, :top_k], weights)
+        assert more_ids[:, top_k:].tolist() == [[experts, experts + 1]] * tokens
+        assert bool((more[:, top_k:] == 1).all())
+    if tokens <= FEW_TOKENS:
+        norm = NormWeight(normal(hidden, dtype=dtype, device=device), 1e-6)
+        normed, logits = launch_norm_logits(x, norm, gate)
+        assert_close("norm", normed, rms_norm_ref(x, norm))
+        assert_close("logits of norm", logits.sum(0), normed.double() @ gate.double().T)
 
 
 @pytest.mark.parametrize(("experts", "groups"), [(10, (1, 1)), (24, (4, 2))])
@@ -88,7 +98,7 @@ def test_sampler_chooses_as_the_reference(held: int, device: torch.device) -> No
     logits[:, 5] = float("-inf")
     logits[3, 7] = float("nan")
     arguments = sampling_arguments(rows, device)
-    found = launch_sample(logits, *arguments, one=ONE, invalid=INVALID_TOKEN, chunk=64, held=held)
+    found = launch_sample(logits, *arguments, one=ONE, invalid=INVALID_TOKEN, chunk=64, held=held).tokens
     assert found.tolist() == sample_ref(logits, *arguments).tolist()
     assert found[3] == INVALID_TOKEN
 
