@@ -15,6 +15,7 @@ from headrace.kernels.dependent_launch import dependent, wait_and_release
 
 _ONE_LAUNCH = 4096
 _CHUNK = 256
+_COLUMNS = 8  # experts of a program that sums over the chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class ExpertOrder:
     block: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def _expert_sort_kernel(
     ids_ptr,  # [P] int64
     pairs_ptr,
@@ -68,7 +69,7 @@ def _expert_sort_kernel(
         tl.store(pairs_ptr + rest, P, mask=rest < (first + own) * BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def _expert_count_kernel(ids_ptr, counts_ptr, P, BINS: tl.constexpr, CHUNK: tl.constexpr):
     """counts [chunks, BINS]: pairs of each expert in a chunk."""
     i_c = tl.program_id(0)
@@ -78,11 +79,32 @@ def _expert_count_kernel(ids_ptr, counts_ptr, P, BINS: tl.constexpr, CHUNK: tl.c
     tl.store(counts_ptr + i_c * BINS + tl.arange(0, BINS), counts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["C"])
+def _expert_prefix_kernel(
+    counts_ptr,  # [C, BINS]
+    earlier_ptr,  # [C, BINS]: pairs of each expert in the chunks before
+    totals_ptr,  # [BINS]
+    C,
+    BINS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    bins = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    totals = tl.zeros([COLUMNS], tl.int32)
+    for start in range(0, C, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        at = rows[:, None] * BINS + bins[None, :]
+        part = tl.load(counts_ptr + at, mask=(rows < C)[:, None], other=0)
+        tl.store(earlier_ptr + at, tl.cumsum(part, 0) - part + totals[None, :], mask=(rows < C)[:, None])
+        totals += tl.sum(part, 0)
+    tl.store(totals_ptr + bins, totals)
+
+
+@triton.jit(do_not_specialize=["P", "C", "max_tiles"])
 def _expert_place_kernel(
     ids_ptr,  # [P] int64
-    counts_ptr,  # [C, BINS]
-    places_ptr,  # [C, BINS] scratch
+    earlier_ptr,  # [C, BINS]; the chunk's own row is overwritten
+    totals_ptr,  # [BINS]
     pairs_ptr,
     tile_experts_ptr,
     num_tiles_ptr,
@@ -99,15 +121,7 @@ def _expert_place_kernel(
     i_c = tl.program_id(0)
     bins = tl.arange(0, BINS)
     rows = tl.arange(0, ROWS)
-    counts = tl.zeros([BINS], tl.int32)
-    earlier = tl.zeros([BINS], tl.int32)
-    for start in range(0, C, ROWS):
-        offs_c = start + rows
-        part = tl.load(
-            counts_ptr + offs_c[:, None] * BINS + bins[None, :], mask=(offs_c < C)[:, None], other=0
-        )
-        counts += tl.sum(part, 0)
-        earlier += tl.sum(tl.where((offs_c < i_c)[:, None], part, 0), 0)
+    counts = tl.load(totals_ptr + bins)
     tiles = tl.where(bins < E, (counts + BLOCK - 1) // BLOCK, 0)
     ends = tl.cumsum(tiles, 0)
     first = (ends - tiles) * BLOCK
@@ -116,8 +130,10 @@ def _expert_place_kernel(
     offs = i_c * CHUNK + tl.arange(0, CHUNK)
     b_ids = tl.load(ids_ptr + offs, mask=offs < P, other=-1).to(tl.int32)
     # Of each pair: the place of its expert's first in this chunk, plus how many of the chunk come before it.
-    p_places = places_ptr + i_c * BINS
-    tl.store(p_places + bins, first + earlier)
+    p_places = earlier_ptr + i_c * BINS
+    places = first + tl.load(p_places + bins)
+    tl.debug_barrier()
+    tl.store(p_places + bins, places)
     tl.debug_barrier()
     place = tl.load(p_places + b_ids, mask=offs < P, other=0)
     for other in range(i_c * CHUNK, (i_c + 1) * CHUNK, ROWS):
@@ -171,10 +187,21 @@ def launch_expert_sort(
     chunks, bins = triton.cdiv(P, _CHUNK), max(triton.next_power_of_2(num_experts), 128)
     counts = torch.empty(chunks, bins, dtype=torch.int32, device=ids.device)
     _expert_count_kernel[(chunks,)](ids_ptr=ids, counts_ptr=counts, P=P, BINS=bins, CHUNK=_CHUNK, num_warps=4)
+    earlier, totals = torch.empty_like(counts), counts.new_empty(bins)
+    _expert_prefix_kernel[(bins // _COLUMNS,)](
+        counts_ptr=counts,
+        earlier_ptr=earlier,
+        totals_ptr=totals,
+        C=chunks,
+        BINS=bins,
+        COLUMNS=_COLUMNS,
+        ROWS=128,
+        num_warps=4,
+    )
     _expert_place_kernel[(chunks,)](
         **outputs,
-        counts_ptr=counts,
-        places_ptr=torch.empty_like(counts),
+        earlier_ptr=earlier,
+        totals_ptr=totals,
         C=chunks,
         max_tiles=max_tiles,
         BINS=bins,
