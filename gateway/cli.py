@@ -274,6 +274,12 @@ def bench_engine(context: typer.Context) -> None:
     _become("headrace.core.bench.engine", context)
 
 
+@bench.command("accuracy", add_help_option=False, context_settings=FORWARDED)
+def bench_accuracy(context: typer.Context) -> None:
+    """What a format of weights costs in logits and perplexity (-h for its flags)."""
+    _become("headrace.core.bench.accuracy", context)
+
+
 @bench.command("host-gap", add_help_option=False, context_settings=FORWARDED)
 def bench_host_gap(context: typer.Context) -> None:
     """How long a card waits for the host between two steps (-h for its flags)."""
