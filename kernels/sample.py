@@ -56,9 +56,7 @@ def sample(
     return sample_ref(logits, temperature, top_k, top_p, min_p, uniform)
 
 
-def kept_weights(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> Tensor:
+def kept_weights(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """[S, V] int64: what sample_ref draws in proportion to; 0 = cut. Temperature 0 counts as 1."""
     divisor = torch.where(temperature == 0, 1.0, temperature)
     largest = logits.max(dim=-1, keepdim=True).values
