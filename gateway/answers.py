@@ -16,6 +16,7 @@ from headrace.gateway.errors import ApiError, busy, unavailable
 log = logging.getLogger(__name__)
 
 REQUEST_ID = web.RequestKey("request_id", str)
+SERVER = "headrace"
 MUST_CLOSE = (408, 413)  # the body was not read to its end: the connection cannot be used again
 
 
@@ -43,7 +44,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def name_request(request: web.Request, response: web.StreamResponse) -> None:
     """A signal for `on_response_prepare`: the id to ask about, and no version numbers for scanners."""
-    response.headers["Server"] = "headrace"
+    response.headers["Server"] = SERVER
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
 

@@ -65,14 +65,19 @@ def allow_origin(
     """A signal for `on_response_prepare`."""
 
     async def mark(request: web.Request, response: web.StreamResponse) -> None:
-        if not origins:
-            return
-        response.headers.add("Vary", "Origin")
-        if _allowed(request, origins):
-            response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
-            response.headers["Access-Control-Expose-Headers"] = EXPOSED
+        if origins:
+            response.headers.extend(origin_headers(request, origins))
 
     return mark
+
+
+def origin_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str]:
+    """What tells a browser whether the page that asked may read the answer."""
+    headers = {"Vary": "Origin"}
+    if _allowed(request, origins):
+        headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
+        headers["Access-Control-Expose-Headers"] = EXPOSED
+    return headers
 
 
 def _allowed(request: web.Request, origins: Sequence[str]) -> bool:

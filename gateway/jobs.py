@@ -13,6 +13,7 @@ from hashlib import blake2b
 
 from headrace.config import Config
 from headrace.gateway.assembler import Assembler
+from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.dispatcher import Dispatcher, Generation
 from headrace.gateway.errors import ApiError, bad_request, unavailable
 from headrace.gateway.schemas import ChatPrompt, GenerationRequest, Prompt, SamplingRequest, TextPrompt
@@ -62,7 +63,7 @@ class Jobs:
         self.text = text
         self._model = config.model.served_name
         self._window = config.gateway.credit_window
-        self._timeout_s = config.gateway.request_timeout_s
+        self._deadlines = Deadlines(config.gateway.request_timeout_s)
         self._dispatcher = dispatcher
 
     def check_model(self, model: str) -> None:
@@ -158,7 +159,7 @@ class Jobs:
                     cache_salt=job.request.cache_salt,
                     priority=job.request.priority,
                 )
-                stream.start(sink, partial(self._dispatcher.submit, generation), self._timeout_s)
+                stream.start(sink, partial(self._dispatcher.submit, generation), self._deadlines)
         except Exception:
             for stream in streams:
                 stream.cancel()

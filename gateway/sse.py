@@ -1,32 +1,35 @@
 """Server-sent events for one answer: each engine step's piece goes from its stream to the transport, no task between.
 
-A transport above its high-water mark makes the answer slow: its streams' pieces wait in their logs and go out merged
-once the socket has drained, which is also when they count as taken. The format is that of the HTML standard,
+Head, events and end are written by the callbacks that bring them; the request's task only sleeps until the end, but for
+slow sockets. A transport above its high-water mark makes the answer slow: its streams' pieces wait in their logs and go
+out merged once the socket has drained, which is also when they count as taken. The format is that of the HTML standard,
 section 9.2. Knows no API; openai/respond.py runs it with a Shape.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
 from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
 
 from headrace.gateway.cork import Cork
+from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.errors import ApiError
 from headrace.gateway.jobs import Job
 from headrace.gateway.openai.shape import ChunkFrame, Shape, usage
+from headrace.gateway.sse_head import SseHead, keeps_alive
 from headrace.gateway.stream import Outcome, Stream
 from headrace.gateway.token_log import Event, merge
 
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect the events otherwise
-}
+log = logging.getLogger(__name__)
+
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-WAITING = "waiting"  # for the first token, or for headers to be sent
+LAST_CHUNK = b"0\r\n\r\n"  # RFC 9112, section 7.1
+WAITING = "waiting"  # for the first token; nothing is written
 LIVE = "live"
 SLOW = "slow"  # the transport is above its high-water mark
 CLOSED = "closed"
@@ -37,14 +40,27 @@ class SseRules:
     """What all answers of a worker have in common."""
 
     cork: Cork
-    keepalive_s: float  # silence after which a comment is sent
+    head: SseHead
+    silence: Deadlines  # half the silence that proxies must not hear: looked at twice, it is never exceeded
     stall_s: float  # a socket that takes nothing for so long is given up
 
 
-class SseResponse(web.StreamResponse):
-    """Its headers leave together with the first events, as those of aiohttp's own Response do."""
+class Sent(web.StreamResponse):
+    """What aiohttp gets for an answer that is on the transport already."""
 
-    _send_headers_immediately = False
+    def __init__(self, *, reusable: bool) -> None:
+        super().__init__()
+        self._reusable = reusable
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._reusable
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write."""
 
 
 class SseAnswer:
@@ -55,7 +71,7 @@ class SseAnswer:
         job: with the order of choices.
         streams: one per choice, not yet started.
         shape: of the chunks.
-        rules: keep-alive and limits.
+        rules: head, keep-alive and limits.
     """
 
     def __init__(
@@ -73,36 +89,53 @@ class SseAnswer:
         self.num_slow = 0  # times the socket fell behind
         self.sinks = [_Choice(self, i, stream, shape) for i, stream in enumerate(streams)]
         self._seqs = [0] * len(streams)  # newest event written, per choice
+        self._head = b""  # to be written with the first events
         self._pending: list[bytes] = []  # events of this turn of the loop
         self._error: ApiError | None = None
         self._missing = len(streams)
-        self._wake = asyncio.Event()
+        self._complete = False  # the end is pending or written
+        self._waiter: asyncio.Future[None] | None = None
         self._last_write = monotonic()
 
     async def run(self) -> web.StreamResponse:
-        """Write the answer to its end; the streams have been started.
+        """Sleep until the answer is written; the streams have been started.
 
-        Headers wait for the first token, so that a failure before it is a proper status, but no longer than one
+        The head waits for the first token, so that a failure before it is a proper status, but no longer than half a
         keep-alive interval: a proxy would take the silence for death.
 
         Raises:
-            ApiError: the first failure, if no header was sent yet.
+            ApiError: the first failure, if nothing was sent yet.
         """
-        await self._woken(self._rules.keepalive_s)
-        if self._error is not None:
-            raise self._error
-        response = SseResponse(headers=HEADERS)
-        await response.prepare(self._request)
+        self._rules.silence.add(self)
         try:
-            await self._within_stall(response.write(self._opening()))
-            self.state = LIVE
-            self._catch_up()  # with what came meanwhile
-            await self._pump()
-            await self._within_stall(response.write_eof(b"".join([*self._pending, self._ending()])))
+            while not self._complete or self._pending:
+                if self._error is not None and self.state == WAITING:
+                    raise self._error
+                if self.state == SLOW:
+                    await self._drained()
+                    self.state = LIVE
+                    self._catch_up()
+                else:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
+                if self.state == CLOSED:
+                    raise ConnectionResetError("the client is gone")
+            if self._request.protocol.writing_paused:
+                await self._drained()
         finally:
             self.state = CLOSED
+            self._rules.silence.discard(self)
             self.sinks = []  # they know the answer; without the cycle they are freed at once
-        return response
+        return Sent(reusable=keeps_alive(self._request))
+
+    def begin(self) -> None:
+        """Write head and opening chunks, ahead of whatever is written next."""
+        self.state = LIVE
+        self._head = self._rules.head.make(self._request)
+        for sink in self.sinks:
+            opening = self._shape.opening(sink.index)
+            if opening:
+                self.write(b"data: %b\n\n" % opening)
 
     def write(self, event: bytes) -> None:
         """Have an event written at the end of this turn; called only while live."""
@@ -112,22 +145,30 @@ class SseAnswer:
 
     def flush(self) -> None:
         """Hand this turn's events to the transport, framed as one HTTP chunk."""
-        if self.state != LIVE or not self._missing or not self._pending:
-            return  # the end takes them along
+        if self.state == CLOSED:
+            return
         payload = b"".join(self._pending)
         self._pending.clear()
+        if self._chunked:
+            last = LAST_CHUNK if self._complete else b""
+            payload = b"%b%x\r\n%b\r\n%b" % (self._head, len(payload), payload, last)
+        elif self._head:
+            payload = self._head + payload
+        self._head = b""
         try:
             if not self._transport.is_closing():
-                self._transport.write(b"%x\r\n%b\r\n" % (len(payload), payload) if self._chunked else payload)
+                self._transport.write(payload)
         except (RuntimeError, OSError):  # uvloop raises on a transport that closed within this turn
             self.state = CLOSED
-            self._wake.set()
+            self.wake()
             return
         self._last_write = monotonic()
-        if self._request.protocol.writing_paused:
+        if self._complete:
+            self.wake()
+        elif self._request.protocol.writing_paused:
             self.state = SLOW
             self.num_slow += 1
-            self._wake.set()
+            self.wake()
 
     def event(self, index: int, seq: int, chunk: bytes) -> bytes:
         """One numbered event of a choice.
@@ -141,7 +182,19 @@ class SseAnswer:
         return b"id: %b\ndata: %b\n\n" % (b",".join([b"%d" % seq for seq in seqs]), chunk)
 
     def wake(self) -> None:
-        self._wake.set()
+        """Have `run` look at the state."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def overdue(self) -> None:
+        """Half an interval has passed: say something, unless something was said."""
+        if self.state == WAITING and self._error is None:
+            self.begin()
+            if not self._pending:
+                self.write(KEEP_ALIVE)
+        elif self.state == LIVE and monotonic() - self._last_write >= self._rules.silence.after_s:
+            self.write(KEEP_ALIVE)
+        self._rules.silence.add(self)
 
     def ended(self, sink: "_Choice", error: ApiError | None) -> None:
         """A choice has ended; a failure ends the others too."""
@@ -153,64 +206,45 @@ class SseAnswer:
             self._missing = 0
             for stream in self._streams:
                 stream.cancel()
-        elif self._missing and self.state == LIVE:
-            sink.close()
-        self._wake.set()
-
-    def _opening(self) -> bytes:
-        """Every choice's opening chunk, then the tokens that have come; a comment where there are neither."""
-        openings = [self._shape.opening(sink.index) for sink in self.sinks]
-        parts = [b"data: %b\n\n" % chunk for chunk in openings if chunk]
-        parts += [event for sink in self.sinks if (event := sink.waiting())]
-        return b"".join(parts) or KEEP_ALIVE
-
-    async def _pump(self) -> None:
-        """Sleep until the end, but for slow sockets and silence."""
-        while self._missing or self.state == SLOW:
-            silent = monotonic() - self._last_write
-            if self.state == CLOSED:
-                raise ConnectionResetError("the client is gone")
-            if self.state == SLOW:
-                await self._within_stall(self._request.writer.drain())
-                self.state = LIVE
-                self._catch_up()
-            elif silent >= self._rules.keepalive_s:
-                self.write(KEEP_ALIVE)
-                self.flush()
+            if self.state == WAITING:
+                self.wake()
+                return
+        elif self.state == WAITING:
+            self.begin()
+        if self.state == LIVE:
+            if self._missing:
+                sink.close()
             else:
-                await self._woken(self._rules.keepalive_s - silent)
+                self._end()
 
-    async def _within_stall(self, writing: Awaitable[None]) -> None:
+    def _end(self) -> None:
+        """After the last token: reasons, usage, or the error; then the mark that OpenAI's clients wait for."""
+        self._complete = True
+        if self._error is not None:
+            self.write(b"data: %b\n\n" % self._error.to_json() + DONE)
+            return
+        parts = [sink.closing() for sink in self.sinks if not sink.closed]
+        if self._job.request.include_usage:
+            outcomes = [sink.outcome for sink in self.sinks if sink.outcome is not None]
+            parts.append(b"data: %b\n\n" % self._shape.usage_chunk(usage(self._job, outcomes)))
+        self.write(b"".join([*parts, DONE]))
+
+    async def _drained(self) -> None:
+        """Until the transport is below its low-water mark."""
         try:
             async with asyncio.timeout(self._rules.stall_s):
-                await writing
+                await self._request.writer.drain()
         except TimeoutError:
             self._transport.abort()
             message = f"the reader took nothing for {self._rules.stall_s:g} s"
             raise ConnectionResetError(message) from None
 
     def _catch_up(self) -> None:
-        """Write what waits in the logs, one merged event per choice."""
+        """Write what waits in the logs, one merged event per choice, and the end if it has come."""
         for sink in self.sinks:
             sink.catch_up()
-
-    def _ending(self) -> bytes:
-        """After the last token: reasons, usage, or the error; then the mark that OpenAI's clients wait for."""
-        if self._error is not None:
-            return b"data: %b\n\n" % self._error.to_json() + DONE
-        parts = [sink.closing() for sink in self.sinks if not sink.closed]
-        if self._job.request.include_usage:
-            outcomes = [sink.outcome for sink in self.sinks if sink.outcome is not None]
-            parts.append(b"data: %b\n\n" % self._shape.usage_chunk(usage(self._job, outcomes)))
-        return b"".join([*parts, DONE])
-
-    async def _woken(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        self._wake.clear()
+        if not self._missing:
+            self._end()
 
 
 class _Choice:
@@ -230,10 +264,10 @@ class _Choice:
 
     def write(self, events: Sequence[Event]) -> None:
         answer = self._answer
+        if answer.state == WAITING:
+            answer.begin()
         if answer.state == LIVE:
             answer.write(self._event(events[0] if len(events) == 1 else merge(list(events))))
-        elif answer.state == WAITING:
-            answer.wake()
         elif self._stream.log.cut > self._written:
             answer.ended(self, ApiError(500, "the reader fell too far behind", code="reader_too_slow"))
 
@@ -241,18 +275,13 @@ class _Choice:
         self.outcome = outcome
         self._answer.ended(self, outcome.error)
 
-    def waiting(self) -> bytes | None:
-        """What is in the log and not yet written, as one event."""
-        events = self._stream.log.since(self._written)
-        return self._event(merge(events)) if events else None
-
     def catch_up(self) -> None:
-        """The answer is live (again): write what waits, the end included."""
+        """The answer is live again: write what waits, the end included."""
         if self._stream.log.cut > self._written:
             return  # the answer ends with an error
-        event = self.waiting()
-        if event is not None:
-            self._answer.write(event)
+        events = self._stream.log.since(self._written)
+        if events:
+            self._answer.write(self._event(merge(events)))
         if self.outcome is not None and self.outcome.error is None:
             self.close()
 

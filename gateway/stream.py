@@ -4,12 +4,12 @@ Knows no HTTP and no JSON. jobs.py makes streams, an engine link calls them, SSE
 are their sinks.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.gateway.assembler import Assembler
+from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.errors import ApiError, rejected, unavailable
 from headrace.gateway.handle import Handle, Listener
 from headrace.gateway.token_log import Event, TokenLog
@@ -55,13 +55,13 @@ class Stream:
     __slots__ = (
         "_acknowledged",
         "_assembler",
+        "_deadlines",
         "_finish",
         "_finished",
         "_grant_at",
         "_handle",
         "_max_tokens",
         "_num_prompt",
-        "_timer",
         "_window",
         "_write",
         "log",
@@ -77,19 +77,20 @@ class Stream:
         self._acknowledged = 0  # newest event that the reader took
         self._finished = False
         self._handle: Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadlines: Deadlines | None = None
         self._write: Callable[[Sequence[Event]], None] = _drop
         self._finish: Callable[[Outcome], None] = _drop
 
-    def start(self, sink: Sink, submit: Callable[[Listener], Handle], timeout_s: float) -> None:
-        """Submit the generation; events go to `sink` from now on.
+    def start(self, sink: Sink, submit: Callable[[Listener], Handle], deadlines: Deadlines) -> None:
+        """Submit the generation; events go to `sink` from now on, until the end or the deadline.
 
         Raises:
             NoEngine, TooManyStreams: from `submit`; the stream is then over and the sink hears nothing.
         """
         self._write, self._finish = sink.write, sink.finish
         self._handle = submit(self)
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
+        self._deadlines = deadlines
+        deadlines.add(self)
 
     def cancel(self) -> None:
         """Nobody wants the rest; the sink hears nothing more. May be called at any time."""
@@ -137,6 +138,17 @@ class Stream:
         else:
             self._end("error", 0, unavailable(message, "engine_lost"))
 
+    def overdue(self) -> None:
+        """The time limit of a request is over."""
+        assert self._deadlines is not None
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._assembler.num_received:
+            self._end("timeout", 0)
+        else:
+            message = f"no token within {self._deadlines.after_s:g} s, the limit of a request"
+            self._end("error", 0, ApiError(504, message, code="timeout"))
+
     def _grant(self) -> None:
         """Raise the engine's limit once the reader took another quarter of the window.
 
@@ -150,15 +162,6 @@ class Stream:
             self._grant_at = taken + max(1, self._window // 4) if limit < self._max_tokens else NEVER
             if self._handle is not None:
                 self._handle.grant(limit)
-
-    def _expire(self, timeout_s: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._assembler.num_received:
-            self._end("timeout", 0)
-        else:
-            message = f"no token within {timeout_s:g} s, the limit of a request"
-            self._end("error", 0, ApiError(504, message, code="timeout"))
 
     def _end(self, reason: str, cached_tokens: int, error: ApiError | None = None) -> None:
         """Send what was held back, then the outcome."""
@@ -189,9 +192,9 @@ class Stream:
         self._finished = True
         self._handle = None
         self._write = self._finish = _drop
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._deadlines is not None:
+            self._deadlines.discard(self)
+            self._deadlines = None
 
 
 def _drop(_: object) -> None:

@@ -13,6 +13,7 @@ from headrace.config import Config
 from headrace.gateway.auth import TENANT
 from headrace.gateway.body import read_object
 from headrace.gateway.cork import Cork
+from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.errors import not_built
 from headrace.gateway.jobs import Jobs
 from headrace.gateway.openai.chat import parse_chat
@@ -23,6 +24,7 @@ from headrace.gateway.openai.models import Models
 from headrace.gateway.openai.respond import respond
 from headrace.gateway.openai.tokenize import detokenize, tokenize
 from headrace.gateway.sse import SseRules
+from headrace.gateway.sse_head import SseHead
 from headrace.gateway.stats import WorkerStats
 
 NOT_BUILT = (
@@ -50,7 +52,8 @@ class Routes:
         self._stats = stats
         self._rules = SseRules(
             cork=Cork(),
-            keepalive_s=config.gateway.keepalive_s,
+            head=SseHead(config.gateway.cors_origins),
+            silence=Deadlines(config.gateway.keepalive_s / 2),
             stall_s=config.gateway.request_timeout_s,
         )
         self._models = Models(config.model.served_name, jobs)

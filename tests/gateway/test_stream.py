@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from headrace.config import embedded_model
 from headrace.gateway.assembler import Assembler
+from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.detokenizer import detokenizer
 from headrace.gateway.stops import StopStrings
 from headrace.gateway.stream import Outcome, Stream
@@ -82,7 +83,7 @@ class Bench:
         self.handle = FakeHandle()
         self.top_k = settings.logprobs
         submit: Callable[[Any], Any] = lambda _listener: self.handle  # noqa: E731
-        self.stream.start(self.reader, submit, 100)
+        self.stream.start(self.reader, submit, Deadlines(100))
         self.sent = 0
 
     def push(self, *token_ids: int) -> None:
@@ -302,7 +303,7 @@ async def test_a_cancelled_stream_says_nothing_more() -> None:
 async def test_the_time_limit_ends_a_stream_with_what_it_has() -> None:
     bench = Bench(stop=["zz"])
     bench.push(*encode("Once z"))
-    bench.stream._expire(5)
+    bench.stream.overdue()
     assert bench.handle.calls == ["cancel"]
     assert bench.reader.text == "Once z"
     assert bench.reader.outcome is not None
@@ -311,7 +312,7 @@ async def test_the_time_limit_ends_a_stream_with_what_it_has() -> None:
 
 async def test_the_time_limit_before_the_first_token_is_an_error() -> None:
     bench = Bench()
-    bench.stream._expire(5)
+    bench.stream.overdue()
     assert bench.reader.outcome is not None
     assert bench.reader.outcome.error is not None
     assert bench.reader.outcome.error.status == 504

@@ -234,7 +234,7 @@ async def test_steps_read_in_one_turn_go_out_in_one_piece() -> None:
         pieces = await client.read_chunks()
         await client.close()
     counts = [piece.count(b"\nid: ") + piece.startswith(b"id: ") for piece in pieces]
-    assert counts == [1, 4, 2], "what came before the headers as one event, one turn, the rest and the end"
+    assert counts == [4, 4, 2], "the first turn with the head, the second, the rest with the end"
     assert text_of(parse_events(b"".join(pieces))) == "Once upon a time there was a fox."
 
 
