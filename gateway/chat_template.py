@@ -56,11 +56,12 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
-        self._variables = dict(variables)
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise BadTemplate(f"chat template, line {error.lineno}: {error.message}") from error
+        # Flat and once: `Template.render` would walk the environment's globals for every request.
+        self._variables = {**self._template.globals, **variables}
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
@@ -74,7 +75,8 @@ class ChatTemplate:
         variables["messages"] = messages
         variables["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._template.render(variables)
+            context = self._template.new_context(variables, shared=True)
+            return "".join(self._template.root_render_func(context))
         except TemplateError as error:
             reason = error.message or type(error).__name__
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:

@@ -40,8 +40,9 @@ def _check_packed(where: str, data: bytes, count: int | None = None) -> None:
 
 
 def _check_ids(where: str, data: bytes) -> None:
-    if data and (lowest := int(np.frombuffer(data, INT32).min())) < 0:
-        raise BadField(f"{where} holds the token id {lowest}")
+    # A little-endian int32 is negative exactly when its last byte is above 127.
+    if not data[3::4].isascii():
+        raise BadField(f"{where} holds the token id {int(np.frombuffer(data, INT32).min())}")
 
 
 def _check_submit(message: m.Submit) -> None:

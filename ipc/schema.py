@@ -35,8 +35,8 @@ def scalar(check: Callable[[Any], Any]) -> Field:
 def integer(where: str) -> Field:
     low, high = limits.INT_RANGES.get(where, limits.NATURAL)
 
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
+    def check(value: Any) -> Any:
+        if type(value) is not int:
             raise BadField(f"{where} is {_kind(value)}, not an integer")
         if not low <= value <= high:
             raise BadField(f"{where} = {value} is outside {low}..{high}")
@@ -48,10 +48,10 @@ def integer(where: str) -> Field:
 def real(where: str) -> Field:
     low, high = limits.FLOAT_RANGES.get(where, (-math.inf, math.inf))
 
-    def check(value: Any) -> float:
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
+    def check(value: Any) -> Any:
+        if type(value) is int and abs(value) < 1 << 53:
             value = float(value)
-        if not isinstance(value, float):
+        if type(value) is not float:
             raise BadField(f"{where} is {_kind(value)}, not a number")
         if not math.isfinite(value) or not low <= value <= high:
             raise BadField(f"{where} = {value} is outside {low}..{high}")
