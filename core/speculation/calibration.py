@@ -11,6 +11,7 @@ from dataclasses import dataclass
 MAX_DEPTH = 8  # deeper drafts share the numbers of this depth
 _MEMORY = 400.0  # records of one bin that count
 _PRIOR_WEIGHT = 6.0  # records that the prior is worth
+_NO_VOTE = 0.3  # records that a bin without any is worth beside others
 _HALF_LIFE = 4000  # steps after which a bin without records counts half
 _REFRESH = 16  # records between two looks at the counts
 
@@ -44,9 +45,9 @@ class Calibration:
 
     Each bin counts drafts and accepted drafts; old records fade, a bin's newest few hundred count, and one that
     sees none fades over thousands of steps to its prior, so that a drafter which did badly is tried again. The
-    counts, with the prior's weight, are then made to rise with confidence by weighted isotonic regression
-    (pool adjacent violators): where a bin has few records its neighbours outvote it, where it has many it
-    stands for itself and draws thin neighbours along. Memory is bounded: names times depths times bins.
+    bins' shares are then made to rise with confidence by isotonic regression weighted by records (pool adjacent
+    violators): where a bin has few records its neighbours outvote it, where it has many it stands for itself
+    and draws thin neighbours along. Memory is bounded: names times depths times bins.
 
     Args:
         scales: by drafter; others are taken to state probabilities.
@@ -110,9 +111,10 @@ class _Curve:
         runs: list[tuple[float, float, int]] = []  # mean, weight, bins
         for at, prior in enumerate(self._scale.prior):
             faded = self._faded(at, step)
-            weight = self._tried[at] * faded + _PRIOR_WEIGHT
-            mean = (self._accepted[at] * faded + prior * _PRIOR_WEIGHT) / weight
-            count = 1
+            tried = self._tried[at] * faded
+            mean = (self._accepted[at] * faded + prior * _PRIOR_WEIGHT) / (tried + _PRIOR_WEIGHT)
+            # Among bins only records have a vote, or many priors would outvote one well-known bin.
+            weight, count = tried + _NO_VOTE, 1
             while runs and runs[-1][0] > mean:
                 before, heavy, bins = runs.pop()
                 mean = (before * heavy + mean * weight) / (heavy + weight)
