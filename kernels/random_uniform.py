@@ -35,7 +35,7 @@ def random_uniform_ref(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Te
     Returns:
         [S] int64, uniform in 0..2**FRACTION_BITS - 1.
     """
-    hashed = _mix(seeds + (int(purpose) + 1) * _GAMMA)
+    hashed = _mix(seeds + _wrapped((int(purpose) + 1) * _GAMMA))
     hashed = _mix(hashed + (positions + 1) * _GAMMA)
     return (hashed >> (64 - FRACTION_BITS)) & ((1 << FRACTION_BITS) - 1)
 
@@ -53,6 +53,11 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ _shift_right(x, 30)) * _MULTIPLY_1
     x = (x ^ _shift_right(x, 27)) * _MULTIPLY_2
     return x ^ _shift_right(x, 31)
+
+
+def _wrapped(value: int) -> int:
+    """Into the signed 64 bits that a tensor holds."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Which drafted tokens stand, and the token after them: speculative sampling that changes no distribution.
 
-Arguments are those of kernels/sample.py, a row for each query token. A draft with a distribution of its own is
-accepted or resampled by Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318); a draft without
-one stands if the plain choice is the same token, which is that rule for a distribution of one token.
+A draft with a distribution of its own is accepted or resampled by Leviathan et al. (arXiv 2211.17192) and Chen
+et al. (arXiv 2302.01318); one without stands if the plain choice of kernels/sample.py is the same token, which is
+that rule for a distribution of one token.
 """
 
 from dataclasses import dataclass
@@ -62,10 +62,8 @@ def verify_ref(
         place = drafts[at].unsqueeze(-1)
         share = accept_uniform[at].double() / ONE
         stands = share * drafted.gather(-1, place)[:, 0].double() < weights.gather(-1, place)[:, 0].double()
-        rest = (weights - drafted).clamp(min=0)
-        # Nothing is left where p is q but for rounding; then a rejection is a rounding error too.
-        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, weights)
-        tokens[at] = torch.where(stands, drafts[at], invert(rest, sample_uniform[at]))
+        redrawn = invert(residual(weights, drafted), sample_uniform[at])
+        tokens[at] = torch.where(stands, drafts[at], redrawn)
         right[at] = stands
     return Verified(tokens, leading(right, query_starts))
 
@@ -113,6 +111,18 @@ def verify(
         accept_uniform,
         sample_uniform,
     )
+
+
+def residual(weights: Tensor, drafted: Tensor) -> Tensor:
+    """[S, V] int64 to draw from after a rejection: what the model gives a token beyond what the drafter gave it.
+
+    Args:
+        weights: [S, V] int64 of the model.
+        drafted: [S, V] int64 of the drafter, with the same total but for rounding.
+    """
+    rest = (weights - drafted).clamp(min=0)
+    # Nothing is left where the two are equal but for rounding; then a rejection is a rounding error too.
+    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, weights)
 
 
 def leading(right: Tensor, query_starts: Tensor) -> Tensor:

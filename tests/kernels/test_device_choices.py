@@ -123,8 +123,9 @@ def test_random_numbers_are_equal_bit_by_bit(count: int, device: torch.device) -
 
     seeds = torch.randint(-(1 << 63), (1 << 63) - 1, (count,), device=device)
     positions = torch.arange(count, device=device) * 1000003
-    found = launch_random_uniform(seeds, positions, 0, FRACTION_BITS)
-    assert torch.equal(found, random_uniform_ref(seeds, positions, Purpose.SAMPLE))
+    for purpose in Purpose:
+        found = launch_random_uniform(seeds, positions, int(purpose), FRACTION_BITS)
+        assert torch.equal(found, random_uniform_ref(seeds, positions, purpose))
 
 
 def check_norm(tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -41,3 +41,13 @@ def test_neighbouring_seeds_and_positions_are_uncorrelated() -> None:
     for other in (draw(numbers + 1, torch.zeros_like(numbers)), draw(numbers, torch.ones_like(numbers))):
         correlation = torch.corrcoef(torch.stack([ahead, other]))[0, 1]
         assert abs(correlation) < 4 / 64_000**0.5
+
+
+def test_purposes_draw_independently() -> None:
+    """Of one seed and position: speculation's draws decide about each other."""
+    numbers = torch.arange(64_000)
+    drawn = torch.stack(
+        [random_uniform(numbers, torch.full_like(numbers, 7), purpose).double() for purpose in Purpose]
+    )
+    off_diagonal = torch.corrcoef(drawn) - torch.eye(len(drawn))
+    assert float(off_diagonal.abs().max()) < 5 / 64_000**0.5
