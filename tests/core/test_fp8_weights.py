@@ -73,7 +73,7 @@ def products(model: Decoder) -> dict[str, Tensor | Fp8Weight]:
     for i, layer in enumerate(model.layers):
         owners: list[Any] = [layer.attention, layer.ffn]
         if isinstance(layer.ffn, SparseFfn):
-            owners = [layer.attention, layer.ffn.routed, layer.ffn.shared]
+            owners = [layer.attention, layer.ffn.routed, *layer.ffn.shared]
         for owner in owners:
             for name in ("qkv", "down", "q_up", "out", "gate_up"):
                 weight = getattr(owner, name, None)
