@@ -5,6 +5,7 @@ Decode contexts are spread evenly over 200-690 tokens, the mean of the published
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -79,18 +80,19 @@ def sweep() -> list[KernelCase]:
 
 
 def _sweep_gqa() -> Iterator[KernelCase]:
-    tunings = [
-        GqaDecodeTuning(64, 4, 3),
-        GqaDecodeTuning(64, 4, 5),
-        GqaDecodeTuning(64, 4, 5, 64),
-        GqaDecodeTuning(64, 4, 5, 32, 4),
-        GqaDecodeTuning(64, 8, 5),
-        GqaDecodeTuning(128, 8, 3),
-    ]
-    for batch in (1, 8, 64, 256):
-        for tuning in tunings:
-            run = partial(_decode_gqa, tuning=tuning)
-            yield _gqa(f"gqa T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
+    shapes = (
+        (64, 4, 3, 2),
+        (64, 4, 3, 3),
+        (64, 4, 4, 2),
+        (64, 4, 5, 1),
+        (64, 4, 5, 2),
+        (128, 4, 2, 1),
+        (128, 8, 3, 1),
+    )
+    for batch, shape in product((1, 8, 32, 64, 128, 256), shapes):
+        tuning = GqaDecodeTuning(*shape)
+        run = partial(_decode_gqa, tuning=tuning)
+        yield _gqa(f"gqa T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
 
 
 def _sweep_prefill() -> Iterator[KernelCase]:
@@ -101,19 +103,20 @@ def _sweep_prefill() -> Iterator[KernelCase]:
 
 
 def _sweep_mla() -> Iterator[KernelCase]:
-    tunings = [
-        MlaTuning(16, 32, 4, 3),
-        MlaTuning(16, 32, 4, 3, 64),
-        MlaTuning(16, 32, 4, 3, 32, 2),
-        MlaTuning(16, 32, 4, 3, 32, 8),
-        MlaTuning(16, 32, 4, 5),
-        MlaTuning(16, 64, 8, 3),
-        MlaTuning(16, 16, 4, 3, 32, 4, 160),
-    ]
-    for batch in (1, 8, 64, 256):
-        for tuning in tunings:
-            run = partial(_decode_mla, tuning=tuning)
-            yield _mla(f"mla T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
+    for batch, warps in product((1, 8, 32, 64, 128, 256), (4, 8)):
+        tuning = MlaTuning(16, 64, warps, 2)
+        run = partial(_decode_mla, tuning=tuning)
+        yield _mla(f"mla T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
+    for shape in (
+        (64, 32, 8, 2, 1),
+        (64, 32, 8, 3, 1),
+        (64, 64, 8, 2, 1),
+        (32, 64, 8, 2, 1),
+        (16, 64, 4, 2, 1),
+    ):
+        tuning = MlaTuning(*shape)
+        run = partial(_decode_mla, tuning=tuning)
+        yield _mla(f"mla verify 64 x 4 {_brief(tuning)}", [4] * 64, _contexts(64), run=run)
 
 
 def _products() -> Iterator[KernelCase]:
