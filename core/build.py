@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from headrace.config import CacheConfig, Config, ConfigError, SchedulerConfig
+from headrace.config import Config, ConfigError, SchedulerConfig
 from headrace.core.charges import Charges
 from headrace.core.context_cost import context_cost
 from headrace.core.engine import Engine
@@ -21,9 +21,13 @@ from headrace.core.graphs import DecodeGraphs, graph_sizes
 from headrace.core.kv_cache import KVCache
 from headrace.core.memory_profile import profile
 from headrace.core.models.base import Model
+from headrace.core.mtp_drafter import MtpDrafter
 from headrace.core.prepare import Preparer
+from headrace.core.prompt_graphs import PromptGraphs, prompt_graph_sizes
 from headrace.core.scheduler import Scheduler
+from headrace.core.speculator import Speculator
 from headrace.core.weights import fingerprint, load_model
+from headrace.ipc.limits import MAX_DRAFTS
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +100,7 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
     """The engine around a model that is loaded already. See Engine for `overlap`."""
     limits = config.scheduler.for_device(card=model.device.type == "cuda")
     max_model_len = _max_model_len(config.model.max_model_len, model.spec.max_position)
-    num_blocks = _num_blocks(config.cache, model) or _blocks_left(config, model, limits, max_model_len)
+    num_blocks = _num_blocks(config, model) or _blocks_left(config, model, limits, max_model_len)
     parts = _wire(config, model, limits, num_blocks, max_model_len, overlap=overlap)
     length = parts.engine.scheduler.max_model_len
     if length < max_model_len:
@@ -142,8 +146,21 @@ def _wire(
         max_model_len=max_model_len,
         kv=kv,
     )
-    pool = torch.zeros(model.kv_shape(num_blocks, block_size), dtype=model.dtype, device=model.device)
-    executor = Executor(model, pool, max_num_seqs)
+    depth = _drafts_of_model(config, model)
+    shape = model.kv_shape(num_blocks, block_size, mtp=depth > 0)
+    pool = torch.zeros(shape, dtype=model.dtype, device=model.device)
+    executor = Executor(model, pool, max_num_seqs, exact=config.engine.deterministic)
+    if depth and model.mtp is not None:
+        drafter = MtpDrafter(
+            model.mtp,
+            pool,
+            executor.sampler,
+            depth=depth,
+            num_slots=max_num_seqs + 1,
+            vocab_size=model.spec.vocab_size,
+            max_model_len=max_model_len,
+        )
+        executor.use_drafter(drafter)
     graphs = None
     if model.device.type == "cuda":
         graphs = DecodeGraphs(
@@ -156,10 +173,43 @@ def _wire(
             sizes=sizes,
         )
         executor.use_graphs(graphs)
+        if not config.engine.deterministic:
+            prompt_sizes = prompt_graph_sizes(limits.max_num_batched_tokens)
+            executor.use_prompt_graphs(
+                PromptGraphs(
+                    executor,
+                    model,
+                    pool,
+                    max_num_seqs=max_num_seqs,
+                    max_model_len=max_model_len,
+                    block_size=block_size,
+                    # Before the pool's size is known, the largest tells what all of them share.
+                    sizes=prompt_sizes if sizes is None else prompt_sizes[-1:],
+                )
+            )
     preparer = Preparer(max_num_seqs, max_model_len, block_size)
     charges = Charges(context_cost(model.spec))
-    engine = Engine(scheduler, kv, preparer, executor, charges, overlap=overlap)
+    speculator = _speculator(config, model, depth)
+    engine = Engine(scheduler, kv, preparer, executor, charges, speculator=speculator, overlap=overlap)
     return Parts(engine, preparer, executor, graphs)
+
+
+def _drafts_of_model(config: Config, model: Model) -> int:
+    """Tokens that the model's own drafter looks ahead."""
+    wanted = _drafters(config, model)
+    return config.speculation.draft_tokens if wanted in ("auto", "mtp") and model.mtp else 0
+
+
+def _drafters(config: Config, model: Model) -> str:
+    """On a card drafts are not part of the recorded steps yet, so they would cost more than they gain."""
+    wanted = config.speculation.drafters
+    return "off" if wanted == "auto" and model.device.type == "cuda" else wanted
+
+
+def _speculator(config: Config, model: Model, depth: int) -> Speculator | None:
+    if _drafters(config, model) == "off":
+        return None
+    return Speculator((), ahead=depth, limit=MAX_DRAFTS, exact=config.engine.deterministic)
 
 
 def _blocks_left(config: Config, model: Model, limits: SchedulerConfig, max_model_len: int) -> int:
@@ -167,14 +217,14 @@ def _blocks_left(config: Config, model: Model, limits: SchedulerConfig, max_mode
     block_size, rows = config.cache.block_size, limits.max_num_seqs
     tokens, longest = limits.max_num_batched_tokens, max_model_len - 1
     needed = -(-min(tokens, longest) // block_size) + rows * (2 + tokens // rows // block_size) + 2
-    per_block = model.kv_bytes_per_block(block_size, model.dtype)
+    per_block = model.kv_bytes_per_block(block_size, model.dtype, mtp=_drafts_of_model(config, model) > 0)
     use = profile(
         lambda: _wire(config, model, limits, needed, max_model_len, overlap=True, sizes=(rows,)).engine,
         pool_bytes=needed * per_block,
         num_rows=rows,
         num_tokens=tokens,
         longest=longest,
-        num_graphs=len(graph_sizes(rows)),
+        num_graphs=len(graph_sizes(rows)) + 2 * len(prompt_graph_sizes(tokens)),
     )
     left = use.left(config.cache.gpu_memory_utilization)
     num_blocks = left // per_block
@@ -211,13 +261,16 @@ def _threads(config: Config) -> int:
     return max(1, len(os.sched_getaffinity(0)) // config.engine.count)
 
 
-def _num_blocks(cache: CacheConfig, model: Model) -> int:
+def _num_blocks(config: Config, model: Model) -> int:
     """As the configuration says; 0 = whatever the card has left."""
+    cache = config.cache
     if cache.num_blocks:
         return cache.num_blocks
     if not cache.memory_bytes and model.device.type == "cuda":
         return 0
-    per_block = model.kv_bytes_per_block(cache.block_size, model.dtype)
+    per_block = model.kv_bytes_per_block(
+        cache.block_size, model.dtype, mtp=_drafts_of_model(config, model) > 0
+    )
     memory = cache.memory_bytes or CPU_KV_BYTES
     if memory // per_block < 2:
         raise ConfigError(f"cache.memory_bytes = {memory} holds no two blocks of {per_block} bytes")

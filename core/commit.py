@@ -1,12 +1,12 @@
-"""The fourth verb of a step: read back what it chose and turn that into outputs.
+"""The fourth verb of a step: turn what it chose into outputs.
 
-Owns nothing. It waits for the device, so the engine calls it when the next step is already queued there.
+Owns nothing. Called by the engine with what it read back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.core.launched import Launched
+from headrace.core.launched import Chosen
 from headrace.core.plan import StepPlan
 from headrace.core.request import FinishReason, Request
 from headrace.core.sampler import LogprobRows
@@ -35,28 +35,29 @@ class Output:
     message: str = ""  # for FinishReason.ERROR: what went wrong
 
 
-def commit(plan: StepPlan, launched: Launched, scheduler: Scheduler) -> list[Output]:
-    """Wait for `launched`, tell the scheduler what it chose, and say what is new."""
+def commit(plan: StepPlan, chosen: Chosen, scheduler: Scheduler) -> list[Output]:
+    """Tell the scheduler what a step chose, and say what is new."""
     sampling = [row for row in plan.rows if row.samples]
-    chosen, found = launched.read()
     outputs: list[Output] = []
-    tokens: dict[str, tuple[int, ...]] = {}
-    for row, token in zip(sampling, chosen, strict=True):
+    tokens: dict[str, Sequence[int]] = {}
+    for row, found in zip(sampling, chosen.by_row(sampling), strict=True):
         request = row.request
-        if token == INVALID_TOKEN and not request.finished:
-            position = row.start + row.num_tokens
+        if found[-1] == INVALID_TOKEN and not request.finished:
+            position = len(request.token_ids) + len(found) - 1
             scheduler.cancel(request.request_id, FinishReason.ERROR)
             message = f"the model's logits for position {position} are not numbers (NaN)"
             outputs.append(Output(request, request.num_output, (), (), FinishReason.ERROR, message))
-        tokens[request.request_id] = (token,)
+        tokens[request.request_id] = found
     committed = scheduler.commit(plan, tokens)
-    logprobs = {} if found is None else _logprobs(plan, found)
+    logprobs = {} if chosen.logprobs is None else _logprobs(plan, chosen, chosen.logprobs)
     outputs += [
         Output(
             request=emitted.request,
             start=emitted.start,
             token_ids=tuple(emitted.token_ids),
-            logprobs=(logprobs[emitted.row],) if emitted.row in logprobs else (),
+            logprobs=tuple(logprobs[emitted.row][: len(emitted.token_ids)])
+            if emitted.row in logprobs
+            else (),
             finish_reason=emitted.request.finish_reason,
         )
         for emitted in committed.emitted
@@ -64,13 +65,16 @@ def commit(plan: StepPlan, launched: Launched, scheduler: Scheduler) -> list[Out
     return outputs
 
 
-def _logprobs(plan: StepPlan, found: LogprobRows) -> Mapping[int, TokenLogprob]:
-    """By index in the plan's rows."""
-    sampling = [(index, row) for index, row in enumerate(plan.rows) if row.samples]
-    chosen, top_ids, top = found.chosen.tolist(), found.top_ids.tolist(), found.top.tolist()
-    result: dict[int, TokenLogprob] = {}
-    for at, sampled_row in enumerate(found.rows):
-        index, row = sampling[sampled_row]
+def _logprobs(plan: StepPlan, chosen: Chosen, found: LogprobRows) -> Mapping[int, list[TokenLogprob]]:
+    """By index in the plan's rows: those of each sampling position, rejected drafts' included."""
+    owners = [
+        (index, row) for index, row in enumerate(plan.rows) if row.samples for _ in range(row.num_samples)
+    ]
+    values, top_ids, top = found.chosen.tolist(), found.top_ids.tolist(), found.top.tolist()
+    result: dict[int, list[TokenLogprob]] = {}
+    for at, position in enumerate(found.rows):
+        index, row = owners[position]
         count = row.request.sampling.logprobs
-        result[index] = TokenLogprob(chosen[at], tuple(top_ids[at][:count]), tuple(top[at][:count]))
+        entry = TokenLogprob(values[at], tuple(top_ids[at][:count]), tuple(top[at][:count]))
+        result.setdefault(index, []).append(entry)
     return result

@@ -14,9 +14,11 @@ from headrace.core.execute import Executor
 from headrace.core.kv_cache import KVCache
 from headrace.core.launched import Launched
 from headrace.core.plan import StepPlan
+from headrace.core.policy import NOTHING
 from headrace.core.prepare import Preparer
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler import Scheduler
+from headrace.core.speculator import Speculator
 from headrace.ipc.messages import Sampling
 
 
@@ -37,6 +39,7 @@ class Engine:
         preparer: plan to tensors.
         executor: model, KV tensor and sampler.
         charges: who pays for the steps.
+        speculator: what the steps verify; None = nothing is drafted.
         overlap: schedule and launch step N + 1 before step N is read back. Pays where the device works
             beside the host; on a CPU it only delays each token by a step.
     """
@@ -49,12 +52,14 @@ class Engine:
         executor: Executor,
         charges: Charges,
         *,
+        speculator: Speculator | None = None,
         overlap: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.kv = kv
         self.clock = StepClock()
         self.charges = charges
+        self.speculator = speculator
         self._preparer = preparer
         self._executor = executor
         self._depth = 1 if overlap else 0
@@ -84,18 +89,33 @@ class Engine:
         """Schedule, prepare and execute one step, and commit the newest that may be committed."""
         begin = time.perf_counter()
         self.charges.begin(in_flight=bool(self._launched))
-        plan = self.scheduler.schedule()
+        outputs: list[Output] = []
+        wanted = NOTHING
+        if self.speculator is not None:
+            # Drafts follow known tokens: nothing may be in flight.
+            outputs += self._settle(0)
+            wanted = self.speculator.propose(self.scheduler.decoding())
+        plan = self.scheduler.schedule(wanted)
         if plan is not None:
             for request in plan.entered:
                 self._executor.enter(request)
             self._launched.append((plan, self._executor.execute(self._preparer.prepare(plan))))
-        outputs: list[Output] = []
-        while len(self._launched) > (self._depth if plan is not None else 0):
-            oldest, launched = self._launched.popleft()
-            outputs += commit(oldest, launched, self.scheduler)
-            self.charges.settle(oldest, [plan for plan, _ in self._launched])
+        alone = plan is None or plan.ahead or plan.num_drafted
+        outputs += self._settle(0 if alone else self._depth)
         self.charges.end(in_flight=bool(self._launched))
         self._count(time.perf_counter() - begin, stepped=plan is not None)
+        return outputs
+
+    def _settle(self, left: int) -> list[Output]:
+        """Commit the oldest steps until `left` are in flight."""
+        outputs: list[Output] = []
+        while len(self._launched) > left:
+            plan, launched = self._launched.popleft()
+            chosen = launched.read()
+            outputs += commit(plan, chosen, self.scheduler)
+            if self.speculator is not None:
+                self.speculator.learn(plan, chosen)
+            self.charges.settle(plan, [plan for plan, _ in self._launched])
         return outputs
 
     def warm_up(self, num_tokens: int) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from headrace.core.batch import Batch
 from headrace.core.launched import Launched
 from headrace.core.models.base import Model
-from headrace.core.prepare import StepInputs
+from headrace.core.mtp_drafter import Drafted, DraftRows, MtpDrafter
+from headrace.core.prepare import DraftInputs, StepInputs
 from headrace.core.request import Request
-from headrace.core.sampler import Sampled, Sampler
+from headrace.core.sampler import Drafts, Sampled, Sampler
 
 
 class StepGraphs(Protocol):
@@ -31,6 +32,18 @@ class StepGraphs(Protocol):
         ...
 
 
+class ForwardGraphs(Protocol):
+    """Recorded passes of the model alone. Implemented by core/prompt_graphs.py."""
+
+    def fits(self, inputs: StepInputs) -> bool:
+        """Whether a recorded pass can stand in for these inputs."""
+        ...
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """Replay one. Returns hidden states [T or more, D], valid until the next replay."""
+        ...
+
+
 class Executor:
     """Runs steps of one model over one KV pool.
 
@@ -38,20 +51,31 @@ class Executor:
         model: loaded, on its device.
         kv: the pool, shaped `model.kv_shape(num_blocks, block_size)`.
         max_num_seqs: number of slots; one more is kept for the padded rows of graphs.
+        exact: see Sampler.
     """
 
-    def __init__(self, model: Model, kv: Tensor, max_num_seqs: int) -> None:
+    def __init__(self, model: Model, kv: Tensor, max_num_seqs: int, *, exact: bool = False) -> None:
         self._model = model
         self._kv = kv
         one, two = model.kv_shape(1, 1), model.kv_shape(2, 1)
         self._block_axis = next(axis for axis, size in enumerate(one) if size != two[axis])
-        self.sampler = Sampler(max_num_seqs + 1, model.spec.vocab_size, kv.device)
+        self.sampler = Sampler(max_num_seqs + 1, model.spec.vocab_size, kv.device, exact=exact)
         self.last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=kv.device)
         self._graphs: StepGraphs | None = None
+        self._prompt_graphs: ForwardGraphs | None = None
+        self._drafter: MtpDrafter | None = None
 
     def use_graphs(self, graphs: StepGraphs) -> None:
         """Replay recorded steps from now on, where they fit."""
         self._graphs = graphs
+
+    def use_prompt_graphs(self, graphs: ForwardGraphs) -> None:
+        """The same for steps that hold prompts."""
+        self._prompt_graphs = graphs
+
+    def use_drafter(self, drafter: MtpDrafter) -> None:
+        """Steps may draft ahead from now on; the pool has the drafter's layers."""
+        self._drafter = drafter
 
     def enter(self, request: Request) -> None:
         """A request got its slot: load what the device must know of it."""
@@ -68,21 +92,67 @@ class Executor:
             if self.sampler.is_plain(slot_list):
                 return Launched(Sampled(tokens, None))
             # The recorded step chose by the plain rules; these rows have more.
-            logits = logits.clone()
-        else:
-            hidden = self._model.forward(self._batch(inputs), self._kv)
-            if not slot_list:
-                return Launched(None)
-            logits = self._model.logits(hidden[self._send(inputs.sample_at)])
-        slots = self._send(inputs.sample_slots)
-        sampled = self.sampler.sample(logits, slots, slot_list, self._send(inputs.sample_positions))
+            return Launched(self._sample(logits.clone(), inputs, slot_list))
+        if self._prompt_graphs is not None and self._prompt_graphs.fits(inputs):
+            return Launched(self._choose(self._prompt_graphs.run(inputs), inputs, slot_list))
+        batch = self._batch(inputs)
+        hidden = self._model.forward(batch, self._kv)
+        sampled = self._choose(hidden, inputs, slot_list)
+        drafted = self._draft(batch, hidden, inputs, sampled) if inputs.ahead else None
+        return Launched(sampled, drafted)
+
+    def _choose(self, hidden: Tensor, inputs: StepInputs, slot_list: list[int]) -> Sampled | None:
+        if not slot_list:
+            return None
+        return self._sample(self._model.logits(hidden[self._send(inputs.sample_at)]), inputs, slot_list)
+
+    def _sample(self, logits: Tensor, inputs: StepInputs, slot_list: list[int]) -> Sampled:
+        slots, positions = self._send(inputs.sample_slots), self._send(inputs.sample_positions)
+        if inputs.drafts is not None:
+            return self.sampler.verify(
+                logits, slots, slot_list, positions, self._drafts(inputs.drafts, slots)
+            )
+        sampled = self.sampler.sample(logits, slots, slot_list, positions)
         self.last_token[slots] = sampled.tokens.clamp(min=0)
-        return Launched(sampled)
+        return sampled
+
+    def _drafts(self, drafts: DraftInputs, slots: Tensor) -> Drafts:
+        depths, probs, probs_at = self._send(drafts.depths), None, None
+        if self._drafter is not None and drafts.sampled.any():
+            probs = self._drafter.probs
+            probs_at = self._drafter.probs_at(slots, depths, self._send(drafts.sampled))
+        return Drafts(self._send(drafts.starts), self._send(drafts.tokens), probs, probs_at, depths)
+
+    def _draft(
+        self, batch: Batch, hidden: Tensor, inputs: StepInputs, sampled: Sampled | None
+    ) -> Drafted | None:
+        """Let the model's drafter follow the step, and draft behind the rows that sampled."""
+        assert self._drafter is not None and inputs.next_ids is not None, "nobody drafts here"
+        next_ids = self._send(inputs.next_ids)
+        if sampled is None:
+            self._drafter.absorb(batch, hidden, next_ids)
+            return None
+        last = sample_at = self._send(inputs.sample_at)
+        next_ids[sample_at] = sampled.tokens.clamp(min=0)
+        slots = inputs.sample_slots
+        if inputs.drafts is not None and sampled.accepted is not None:
+            slots = slots[inputs.drafts.starts[:-1]]
+            last = sample_at[self._send(inputs.drafts.starts[:-1]) + sampled.accepted]
+        absorbed = self._drafter.absorb(batch, hidden, next_ids)
+        rows = DraftRows(
+            last=last,
+            positions=batch.positions[last],
+            slots=self._send(slots),
+            block_tables=batch.block_tables[self._send(inputs.sample_rows)],
+        )
+        greedy = self.sampler.draws_none(slots.tolist())
+        return self._drafter.draft(absorbed[last], rows, inputs.ahead, greedy=greedy)
 
     def _batch(self, inputs: StepInputs) -> Batch:
         token_ids = self._send(inputs.token_ids)
         if inputs.unknown_at.size:
             token_ids[self._send(inputs.unknown_at)] = self.last_token[self._send(inputs.unknown_slots)]
+        num_short = inputs.num_decodes if inputs.short is None else inputs.short.count
         return Batch(
             token_ids=token_ids,
             positions=self._send(inputs.positions),
@@ -93,10 +163,11 @@ class Executor:
             num_decodes=inputs.num_decodes,
             max_query_len=inputs.max_query_len,
             max_context_len=inputs.max_context_len,
-            prefill_context=int(inputs.context_lens[inputs.num_decodes :].sum()),
+            prefill_context=int(inputs.context_lens[num_short:].sum()),
+            short=inputs.short,
         )
 
-    def _send(self, array: NDArray[np.integer]) -> Tensor:
+    def _send(self, array: NDArray[np.integer] | NDArray[np.bool_]) -> Tensor:
         tensor = torch.from_numpy(array)
         device = self._kv.device
         # From pinned memory the copy does not wait; torch keeps the pages until it is done.

@@ -28,6 +28,11 @@ class PlanRow(NamedTuple):
         None  # what the query tokens behind the first one are; each position samples then
     )
 
+    @property
+    def num_samples(self) -> int:
+        """Positions at which the row samples, if it does."""
+        return 1 if self.drafts is None else self.num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

@@ -15,13 +15,14 @@ from headrace.ipc.messages import Sampling
 from headrace.kernels.likeliest import likeliest
 from headrace.kernels.random_uniform import Purpose, random_uniform
 from headrace.kernels.sample import sample
+from headrace.kernels.verify import Verified, leading, verify
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
     """Log-probabilities under the model's own distribution, before penalties and temperature."""
 
-    rows: tuple[int, ...]  # which of the S sampling rows asked
+    rows: tuple[int, ...]  # which of the S sampling positions asked
     chosen: Tensor  # [L] float32
     top_ids: Tensor  # [L, K] int64, likeliest first; K is the largest number asked for
     top: Tensor  # [L, K] float32
@@ -33,6 +34,35 @@ class Sampled:
 
     tokens: Tensor  # [S] int64; kernels.sample.INVALID_TOKEN where the logits held a NaN
     logprobs: LogprobRows | None
+    accepted: Tensor | None = None  # [Q] int64: drafts of each row that stand; None = nobody had any
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What S positions verify: Q rows, each with its drafts behind one another."""
+
+    starts: Tensor  # [Q + 1] int32: row q has positions starts[q]..starts[q + 1] - 1
+    tokens: Tensor  # [S] int64: the draft of the next position; -1 at a row's last one
+    probs: Tensor | None  # [N, V] float32: distributions that drafts were drawn from
+    probs_at: Tensor | None  # [S] int64: row of `probs`; -1 = none, the draft is certain
+    depths: Tensor  # [S] int64: drafts of the row before the position
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """One draft for each of R rows."""
+
+    tokens: Tensor  # [R] int64
+    confidence: Tensor  # [R] float32: the drafter's probability of it
+    probs: Tensor | None  # [R, V] float32: what it was drawn from; None = the likeliest was taken everywhere
+
+
+def draws(sampling: Sampling, *, exact: bool) -> bool:
+    """Whether the model's drafter draws for a request, to be verified against its distribution; else by equality.
+
+    A client that gave the seed gets the same tokens each time, and how much is drafted depends on the load.
+    """
+    return sampling.temperature > 0 and not exact and not sampling.seeded
 
 
 class Sampler:
@@ -45,12 +75,17 @@ class Sampler:
         max_num_seqs: number of slots.
         vocab_size: width of the logits.
         device: where the logits are.
+        exact: drafts are never drawn, so no token depends on what was drafted.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, device: torch.device, *, exact: bool = False
+    ) -> None:
+        self.exact = exact
         self._shape = (max_num_seqs, vocab_size)
         self._device = device
         self._temperature = torch.zeros(max_num_seqs, device=device)
+        self._guess_temperature = torch.zeros(max_num_seqs, device=device)
         self._top_k = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._top_p = torch.ones(max_num_seqs, device=device)
         self._min_p = torch.zeros(max_num_seqs, device=device)
@@ -62,6 +97,7 @@ class Sampler:
         self._stops: Tensor | None = None  # [N, V] bool: tokens barred until `_earliest`
         self._earliest = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._random: set[int] = set()  # slots with a temperature
+        self._guessed: set[int] = set()  # of those, the ones whose drafts are drawn
         self._penalised: set[int] = set()
         self._biased: set[int] = set()
         self._delayed: set[int] = set()
@@ -76,8 +112,13 @@ class Sampler:
         self._min_p[slot] = params.min_p
         self._seed[slot] = params.seed
         self._random.discard(slot)
+        self._guessed.discard(slot)
+        self._guess_temperature[slot] = 0.0
         if params.temperature:
             self._random.add(slot)
+            if draws(params, exact=self.exact):
+                self._guessed.add(slot)
+                self._guess_temperature[slot] = params.temperature
         self._logprobs.pop(slot, None)
         if params.logprobs >= 0:
             self._logprobs[slot] = params.logprobs
@@ -121,19 +162,82 @@ class Sampler:
             slot_list: the same numbers, on the host.
             positions: [S] int64, index within its sequence of the token to choose.
         """
-        asked = tuple(row for row, slot in enumerate(slot_list) if slot in self._logprobs)
-        raw = logits[list(asked)] if asked else None
-        self._adjust(logits, slots, slot_list, positions)
+        asked, raw = self._asked(logits, slot_list)
+        self._adjust(logits, slots, slot_list, positions, None)
         # On a card the recorded kernel chooses, so that ties fall alike in every step.
         greedy = not logits.is_cuda and self._random.isdisjoint(slot_list)
         tokens = likeliest(logits) if greedy else self.choose(logits, slots, positions)
         if self._counts is not None and not self._penalised.isdisjoint(slot_list):
             self._counts[slots, tokens.clamp(min=0)] += 1
-        logprobs = None
-        if raw is not None:
-            most = max(self._logprobs[slot_list[row]] for row in asked)
-            logprobs = _logprobs(raw, tokens[list(asked)], asked, most)
-        return Sampled(tokens, logprobs)
+        return Sampled(tokens, self._logprobs_of(raw, tokens, asked, slot_list))
+
+    def verify(
+        self, logits: Tensor, slots: Tensor, slot_list: Sequence[int], positions: Tensor, drafts: Drafts
+    ) -> Sampled:
+        """`sample` for rows with drafts: the same rules, each position counting the drafts before it as said.
+
+        Arguments as of `sample`, by position; a row's positions have one slot and follow each other.
+        """
+        asked, raw = self._asked(logits, slot_list)
+        self._adjust(logits, slots, slot_list, positions, drafts)
+        if not logits.is_cuda and self._random.isdisjoint(slot_list):
+            tokens = likeliest(logits)
+            found = Verified(tokens, leading(tokens == drafts.tokens, drafts.starts))
+        else:
+            found = self.check(logits, slots, positions, drafts)
+        if self._counts is not None and not self._penalised.isdisjoint(slot_list):
+            owner = torch.repeat_interleave(drafts.starts.diff(), output_size=len(slot_list))
+            said = (drafts.depths <= found.accepted[owner]) & (found.tokens >= 0)
+            self._counts.index_put_((slots, found.tokens.clamp(min=0)), said.int(), accumulate=True)
+        logprobs = self._logprobs_of(raw, found.tokens, asked, slot_list)
+        return Sampled(found.tokens, logprobs, found.accepted)
+
+    def check(self, logits: Tensor, slots: Tensor, positions: Tensor, drafts: Drafts) -> Verified:
+        """`choose` for rows with drafts; safe in a CUDA graph."""
+        seeds = self._seed[slots]
+        return verify(
+            logits,
+            drafts.starts,
+            drafts.tokens,
+            drafts.probs,
+            drafts.probs_at,
+            self._temperature[slots],
+            self._top_k[slots],
+            self._top_p[slots],
+            self._min_p[slots],
+            random_uniform(seeds, positions, Purpose.ACCEPT),
+            random_uniform(seeds, positions, Purpose.SAMPLE),
+        )
+
+    def draws_none(self, slot_list: Sequence[int]) -> bool:
+        """All drafts for these slots are the likeliest tokens."""
+        return self._guessed.isdisjoint(slot_list)
+
+    def guess(self, logits: Tensor, slots: Tensor, positions: Tensor, *, greedy: bool) -> Guess:
+        """Draft the token at `positions` of each row from the drafter's own logits; safe in a CUDA graph.
+
+        Args:
+            logits: [R, V] float32; a NaN counts as 0, for no draft may end a request.
+            slots: [R] int64.
+            positions: [R] int64, index within its sequence of the token to draft.
+            greedy: `draws_none` of the slots.
+        """
+        logits = logits.nan_to_num(0.0)
+        if greedy:
+            best, tokens = logits.max(-1)
+            return Guess(tokens, (best - logits.logsumexp(-1)).exp(), None)
+        temperature = self._guess_temperature[slots]
+        probs = (logits / temperature.where(temperature > 0, 1.0).unsqueeze(-1)).softmax(-1)
+        zeros = torch.zeros_like(slots)
+        tokens = sample(
+            logits,
+            temperature,
+            zeros,
+            torch.ones_like(temperature),
+            torch.zeros_like(temperature),
+            random_uniform(self._seed[slots], positions, Purpose.DRAFT),
+        )
+        return Guess(tokens, probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), probs)
 
     def _enter_penalties(self, slot: int, request: Request) -> None:
         params = request.sampling
@@ -175,7 +279,27 @@ class Sampler:
         self._stops[slot, _ids(params.stop_token_ids, self._device)] = True
         self._earliest[slot] = request.prompt_len + params.min_tokens
 
-    def _adjust(self, logits: Tensor, slots: Tensor, slot_list: Sequence[int], positions: Tensor) -> None:
+    def _asked(self, logits: Tensor, slot_list: Sequence[int]) -> tuple[tuple[int, ...], Tensor | None]:
+        """Who wants log-probabilities, and a copy of their logits before any rule."""
+        asked = tuple(row for row, slot in enumerate(slot_list) if slot in self._logprobs)
+        return asked, logits[list(asked)] if asked else None
+
+    def _logprobs_of(
+        self, raw: Tensor | None, tokens: Tensor, asked: tuple[int, ...], slot_list: Sequence[int]
+    ) -> LogprobRows | None:
+        if raw is None:
+            return None
+        most = max(self._logprobs[slot_list[row]] for row in asked)
+        return _logprobs(raw, tokens[list(asked)], asked, most)
+
+    def _adjust(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        slot_list: Sequence[int],
+        positions: Tensor,
+        drafts: Drafts | None,
+    ) -> None:
         """Apply penalties, biases and minimum lengths to the rows that have them, in place."""
         rows = [row for row, slot in enumerate(slot_list) if slot in self._penalised]
         if rows:
@@ -184,6 +308,8 @@ class Sampler:
             held = slots[rows]
             presence, frequency, repetition = self._penalties[held].unsqueeze(-1).unbind(1)
             counts, part = self._counts[held], logits[rows]
+            if drafts is not None:
+                counts = counts + _drafted_before(drafts, rows, self._shape[1])
             seen = (counts > 0) | self._prompted[held]
             part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
             logits[rows] = part - presence * (counts > 0) - frequency * counts
@@ -197,6 +323,17 @@ class Sampler:
             held = slots[rows]
             barred = self._stops[held] & (positions[rows] < self._earliest[held]).unsqueeze(-1)
             logits[rows] = logits[rows].masked_fill(barred, float("-inf"))
+
+
+def _drafted_before(drafts: Drafts, rows: Sequence[int], vocab_size: int) -> Tensor:
+    """[P, V] int32: how often each token is among the drafts before each of the P positions `rows`."""
+    said = torch.zeros(len(drafts.tokens) + 1, vocab_size, dtype=torch.int32, device=drafts.tokens.device)
+    places = torch.arange(1, len(said), device=said.device)
+    said[places, drafts.tokens.clamp(min=0)] = (drafts.tokens >= 0).int()
+    # A running sum over all positions; what it was at a row's first one belongs to the rows before.
+    said = said.cumsum(0, dtype=torch.int32)
+    at = torch.tensor(rows, device=said.device)
+    return said[at] - said[at - drafts.depths[at]]
 
 
 def _logprobs(raw: Tensor, tokens: Tensor, rows: tuple[int, ...], count: int) -> LogprobRows:

@@ -12,6 +12,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["safetensors", "dummy"]
 Quantization = Literal["", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
+Drafters = Literal["auto", "mtp", "ngram", "off"]
 
 
 class ConfigError(ValueError):
@@ -81,6 +82,14 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Speculative decoding. Which drafters a request may use of these is its own choice."""
+
+    drafters: Drafters = "auto"  # auto = whatever the checkpoint allows
+    draft_tokens: int = 3  # that the model's own drafter looks ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
     """ZeroMQ between gateways and engines."""
 
@@ -120,6 +129,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     wire: WireConfig = field(default_factory=WireConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     log_level: str = "info"
@@ -141,6 +151,7 @@ class Config:
             "cache": CacheConfig,
             "scheduler": SchedulerConfig,
             "engine": EngineConfig,
+            "speculation": SpeculationConfig,
             "wire": WireConfig,
             "gateway": GatewayConfig,
         }
@@ -179,6 +190,7 @@ class Config:
             ("scheduler.max_num_seqs", self.scheduler.max_num_seqs, 0, 65536),
             ("scheduler.max_num_batched_tokens", self.scheduler.max_num_batched_tokens, 0, 1 << 20),
             ("scheduler.max_waiting", self.scheduler.max_waiting, 1, 1 << 20),
+            ("speculation.draft_tokens", self.speculation.draft_tokens, 1, 8),
             ("wire.heartbeat_s", self.wire.heartbeat_s, 0.01, 60),
             ("wire.dead_after_s", self.wire.dead_after_s, 2 * self.wire.heartbeat_s, 3600),
             ("wire.max_frame_bytes", self.wire.max_frame_bytes, 1 << 16, 1 << 30),

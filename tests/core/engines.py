@@ -6,7 +6,14 @@ from pathlib import Path
 
 import torch
 
-from headrace.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from headrace.config import (
+    CacheConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from headrace.core.build import assemble
 from headrace.core.commit import Output
 from headrace.core.engine import Engine
@@ -14,6 +21,8 @@ from headrace.core.models.base import Model
 from headrace.core.request import Request
 from headrace.core.weights import load_model
 from headrace.ipc.messages import Sampling
+
+OFF = SpeculationConfig(drafters="off")
 
 
 def load(path: Path) -> Model:
@@ -39,11 +48,15 @@ def make_engine(
     max_num_batched_tokens: int = 64,
     prefix_cache: bool = True,
     overlap: bool = False,
+    deterministic: bool = False,
+    speculation: SpeculationConfig = OFF,
 ) -> Engine:
     config = Config(
         model=ModelConfig(path=str(path)),
         cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        engine=EngineConfig(deterministic=deterministic),
+        speculation=speculation,
     ).resolve()
     return assemble(config, model, overlap=overlap).engine
 
