@@ -9,11 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
+from headrace.kernels.long_rows import find_row
 
 _POSITIONS = 16  # of a program
 
 
-@triton.jit(do_not_specialize=["first_row", "table_stride"])
+@triton.jit(do_not_specialize=["first_row", "num_rows", "table_stride", "out_plane_stride"])
 def _gather_kernel(
     cache_ptr,  # [planes, blocks, BLOCK_SIZE, WIDTH]
     context_lens_ptr,
@@ -21,6 +22,7 @@ def _gather_kernel(
     starts_ptr,  # [long rows] int32, where a row begins in out
     out_ptr,  # [planes, S, WIDTH]
     first_row,
+    num_rows,
     plane_stride,
     block_stride,
     out_plane_stride,
@@ -30,20 +32,21 @@ def _gather_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    i_row = tl.program_id(1)
-    i_plane = tl.program_id(2).to(tl.int64)
-    context = tl.load(context_lens_ptr + first_row + i_row)
-    if tl.program_id(0) * BLOCK_N >= context:
-        return
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_w = tl.arange(0, BLOCK_W)
-    within = (o_n < context)[:, None] & (o_w < WIDTH)[None, :]
-    table = tables_ptr + (first_row + i_row).to(tl.int64) * table_stride
-    block = tl.load(table + o_n // BLOCK_SIZE, mask=o_n < context, other=0).to(tl.int64)
-    at = i_plane * plane_stride + block * block_stride + (o_n % BLOCK_SIZE) * WIDTH
-    out_at = i_plane * out_plane_stride + (tl.load(starts_ptr + i_row) + o_n).to(tl.int64) * WIDTH
-    b_rows = tl.load(cache_ptr + at[:, None] + o_w[None, :], mask=within)
-    tl.store(out_ptr + out_at[:, None] + o_w[None, :], b_rows, mask=within)
+    i_plane = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    last = num_rows - 1
+    if tl.program_id(0) * BLOCK_N < tl.load(starts_ptr + last) + tl.load(context_lens_ptr + first_row + last):
+        row = find_row(starts_ptr, num_rows, place)
+        o_n = place - tl.load(starts_ptr + row)
+        here = o_n < tl.load(context_lens_ptr + first_row + row)
+        o_w = tl.arange(0, BLOCK_W)
+        within = here[:, None] & (o_w < WIDTH)[None, :]
+        table = tables_ptr + (first_row + row).to(tl.int64) * table_stride
+        block = tl.load(table + o_n // BLOCK_SIZE, mask=here, other=0).to(tl.int64)
+        at = i_plane * plane_stride + block * block_stride + (o_n % BLOCK_SIZE) * WIDTH
+        out_at = i_plane * out_plane_stride + place.to(tl.int64) * WIDTH
+        b_rows = tl.load(cache_ptr + at[:, None] + o_w[None, :], mask=within)
+        tl.store(out_ptr + out_at[:, None] + o_w[None, :], b_rows, mask=within)
 
 
 def gather_context(cache: Tensor, plan: AttentionPlan) -> Tensor:
@@ -61,13 +64,14 @@ def gather_context(cache: Tensor, plan: AttentionPlan) -> Tensor:
     planes, _, block_size, width = cache.shape
     assert cache.stride(2) == width and cache.stride(3) == 1, f"blocks are not contiguous: {cache.stride()}"
     out = cache.new_empty(planes, paged.long_context, width)
-    _gather_kernel[(triton.cdiv(paged.capacity, _POSITIONS), paged.num_long, planes)](
+    _gather_kernel[(triton.cdiv(paged.long_context, _POSITIONS), planes)](
         cache_ptr=cache,
         context_lens_ptr=plan.context_lens,
         tables_ptr=plan.block_tables,
         starts_ptr=paged.long_starts,
         out_ptr=out,
         first_row=paged.num_short,
+        num_rows=paged.num_long,
         plane_stride=cache.stride(0),
         block_stride=cache.stride(1),
         out_plane_stride=out.stride(0),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.gather_context import gather_context
+from headrace.kernels.long_rows import find_tile
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
@@ -64,7 +65,7 @@ def _attend(
     return acc, m, total
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
 def _gqa_prefill_kernel(
     q_ptr,  # [T, Hq, D]
     keys_ptr,  # [S, Hkv, D]
@@ -75,6 +76,7 @@ def _gqa_prefill_kernel(
     out_ptr,  # [T, Hq, D]
     scale,  # of the scores, times log2(e)
     first_row,
+    num_rows,
     q_stride_t,
     q_stride_h,
     out_stride_t,
@@ -85,13 +87,12 @@ def _gqa_prefill_kernel(
     BLOCK_N: tl.constexpr,
 ):
     i_head = tl.program_id(0)
-    # The last tiles see most: they start first.
-    i_tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    i_row = first_row + tl.program_id(2)
+    i_long, i_tile = find_tile(query_starts_ptr, first_row, num_rows, tl.program_id(1), BLOCK_M)
+    if i_long < 0:
+        return
+    i_row = first_row + i_long
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
-    if i_tile * BLOCK_M >= num_tokens:
-        return
     cached = tl.load(context_lens_ptr + i_row) - num_tokens
     token = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = token < num_tokens
@@ -100,7 +101,7 @@ def _gqa_prefill_kernel(
     token_at = (start + token).to(tl.int64)
     p_q = q_ptr + (token_at * q_stride_t + i_head * q_stride_h)[:, None] + o_d[None, :]
     b_q = tl.load(p_q, mask=rows[:, None], other=0.0)
-    first_key = tl.load(starts_ptr + tl.program_id(2)).to(tl.int64)
+    first_key = tl.load(starts_ptr + i_long).to(tl.int64)
     at = first_key * (HKV * D) + (i_head // GROUP) * D
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -137,7 +138,7 @@ def gqa_prefill(
     assert dim >= 16 and dim & (dim - 1) == 0, f"head dimension {dim} is no power of two from 16"
     tuning = tuning or _tuning(q.dtype, dim)
     keys, values = gather_context(cache.flatten(3), plan).unbind(0)
-    _gqa_prefill_kernel[(q.shape[1], triton.cdiv(paged.long_len, tuning.block_m), paged.num_long)](
+    _gqa_prefill_kernel[(q.shape[1], triton.cdiv(q.shape[0], tuning.block_m) + paged.num_long)](
         q_ptr=q,
         keys_ptr=keys,
         values_ptr=values,
@@ -147,6 +148,7 @@ def gqa_prefill(
         out_ptr=out,
         scale=scale * LOG2_E,
         first_row=paged.num_short,
+        num_rows=paged.num_long,
         q_stride_t=q.stride(0),
         q_stride_h=q.stride(1),
         out_stride_t=out.stride(0),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.gather_context import gather_context
+from headrace.kernels.long_rows import find_tile
 from headrace.kernels.mla_query_triton import turn
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 
@@ -75,7 +76,7 @@ def _attend(
     return acc, m, total
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
 def _mla_prefill_kernel(
     q_ptr,  # [T, H, N + R], not yet rotated
     kv_ptr,  # [S, H, N + V]
@@ -87,6 +88,7 @@ def _mla_prefill_kernel(
     out_ptr,  # [T, H, V]
     scale,  # of the scores, times log2(e)
     first_row,
+    num_rows,
     q_stride_t,
     q_stride_h,
     H: tl.constexpr,
@@ -99,13 +101,12 @@ def _mla_prefill_kernel(
     INTERLEAVED: tl.constexpr,
 ):
     i_head = tl.program_id(0)
-    # The last tiles see most: they start first.
-    i_tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    i_row = first_row + tl.program_id(2)
+    i_long, i_tile = find_tile(query_starts_ptr, first_row, num_rows, tl.program_id(1), BLOCK_M)
+    if i_long < 0:
+        return
+    i_row = first_row + i_long
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
-    if i_tile * BLOCK_M >= num_tokens:
-        return
     cached = tl.load(context_lens_ptr + i_row) - num_tokens
     token = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = (token < num_tokens)[:, None]
@@ -120,7 +121,7 @@ def _mla_prefill_kernel(
     cos_sin = tl.load(p_rotation, mask=rows, other=0.0)
     b_q_turned = turn(b_turning, cos_sin, BLOCK_M, R, INTERLEAVED).to(b_q.dtype)
 
-    first_key = tl.load(starts_ptr + tl.program_id(2)).to(tl.int64)
+    first_key = tl.load(starts_ptr + i_long).to(tl.int64)
     keys = kv_ptr + (first_key * H + i_head) * (N + V)
     turned = latents_ptr + first_key * (C + R) + C
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -178,7 +179,7 @@ def mla_expanded(
     latents = gather_context(cache.unsqueeze(0), plan)[0]
     expanded = F.linear(latents[:, :rank], up)
     tuning = tuning or _tuning(q.dtype)
-    _mla_prefill_kernel[(heads, triton.cdiv(paged.long_len, tuning.block_m), paged.num_long)](
+    _mla_prefill_kernel[(heads, triton.cdiv(q.shape[0], tuning.block_m) + paged.num_long)](
         q_ptr=q,
         kv_ptr=expanded,
         latents_ptr=latents,
@@ -189,6 +190,7 @@ def mla_expanded(
         out_ptr=out,
         scale=scale * LOG2_E,
         first_row=paged.num_short,
+        num_rows=paged.num_long,
         q_stride_t=q.stride(0),
         q_stride_h=q.stride(1),
         H=heads,
