@@ -7,10 +7,11 @@ from aiohttp import web
 
 from headrace.config import Config
 from headrace.gateway.answers import answer_errors, name_request
-from headrace.gateway.auth import KeyRing, require_key
+from headrace.gateway.auth import KeyRing
 from headrace.gateway.connection import track_requests
-from headrace.gateway.cors import allow_origin, answer_preflight, refuse_foreign_pages
+from headrace.gateway.cors import allow_origin
 from headrace.gateway.dispatcher import Dispatcher
+from headrace.gateway.gate import gate
 from headrace.gateway.jobs import Jobs
 from headrace.gateway.openai.routes import Routes
 from headrace.gateway.page import add_page
@@ -40,9 +41,7 @@ def make_app(
         middlewares=(
             track_requests,
             answer_errors,
-            answer_preflight(gateway.cors_origins),
-            refuse_foreign_pages(gateway.cors_origins),
-            require_key(keys),
+            gate(gateway.cors_origins, keys),
         ),
     )
     app[JOBS], app[KEYS] = jobs, keys

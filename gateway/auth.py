@@ -1,6 +1,6 @@
 """API keys: who may call, and under which tenant name. No keys = open.
 
-Knows no route but the open ones. The middleware guards HTTP; the WebSocket may ask `KeyRing` itself.
+Knows no route but the open ones. gate.py asks for HTTP; the WebSocket may ask `KeyRing` itself.
 """
 
 import hmac
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from headrace.gateway.errors import ApiError
 
@@ -44,20 +43,18 @@ def bearer(request: web.Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def require_key(ring: KeyRing) -> Middleware:
-    """The middleware: refuses unknown keys with 401, sets the request's tenant."""
+def require_key(request: web.Request, ring: KeyRing) -> None:
+    """Set the request's tenant.
 
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        tenant = ring.tenant(bearer(request))
-        if tenant is None:
-            if request.path not in OPEN_PATHS:
-                raise unauthorized(bearer(request))
-            tenant = ""
-        request[TENANT] = tenant
-        return await handler(request)
-
-    return guarded
+    Raises:
+        ApiError: 401, the key is missing or not known.
+    """
+    tenant = "" if ring.open else ring.tenant(bearer(request))
+    if tenant is None:
+        if request.path not in OPEN_PATHS:
+            raise unauthorized(bearer(request))
+        tenant = ""
+    request[TENANT] = tenant
 
 
 def unauthorized(presented: str) -> ApiError:

@@ -35,6 +35,12 @@ async def _read(request: web.Request, limits: GatewayConfig) -> bytes:
     length = request.content_length
     if length is not None and length > limits.max_body_bytes:
         raise too_large(limits.max_body_bytes, length)
+    content = request.content
+    if content.is_eof() and content.exception() is None:  # it came with the headers, as short bodies do
+        raw = content.read_nowait()
+        if len(raw) > limits.max_body_bytes:
+            raise too_large(limits.max_body_bytes)
+        return raw
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             return await request.read()

@@ -12,7 +12,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.gateway.errors import bad_request
@@ -75,8 +75,9 @@ class ChatTemplate:
         variables["messages"] = messages
         variables["add_generation_prompt"] = add_generation_prompt
         try:
-            context = self._template.new_context(variables, shared=True)
-            return "".join(self._template.root_render_func(context))
+            template = self._template
+            context = Context(template.environment, variables, template.name, template.blocks)
+            return "".join(template.root_render_func(context))
         except TemplateError as error:
             reason = error.message or type(error).__name__
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:

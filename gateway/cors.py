@@ -1,12 +1,11 @@
 """Cross-origin requests: which web pages may call, by the browser's rules (WHATWG Fetch, CORS protocol).
 
-Knows no API. The middleware answers preflights; `allow_origin` marks every other answer, streams included.
+Knows no API. gate.py asks it about requests; `allow_origin` marks every answer but streams, whose head does so itself.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from headrace.gateway.errors import ApiError
 
@@ -16,47 +15,35 @@ DEFAULT_HEADERS = "Authorization, Content-Type, Last-Event-ID"
 EXPOSED = "Retry-After, X-Request-Id"
 
 
-def answer_preflight(origins: Sequence[str]) -> Middleware:
-    """The middleware; before the key is asked for, since browsers send none with a preflight."""
-
-    @web.middleware
-    async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-        asked = request.headers.get("Access-Control-Request-Method")
-        if request.method != "OPTIONS" or asked is None or not _allowed(request, origins):
-            return await handler(request)
-        headers = {
-            "Access-Control-Allow-Methods": METHODS,
-            "Access-Control-Allow-Headers": request.headers.get(
-                "Access-Control-Request-Headers", DEFAULT_HEADERS
-            ),
-            "Access-Control-Max-Age": str(MAX_AGE_S),
-        }
-        return web.Response(status=204, headers=headers)
-
-    return preflight
+def answer_preflight(request: web.Request, origins: Sequence[str]) -> web.Response | None:
+    """The answer to a preflight; before the key is asked for, since browsers send none with it."""
+    asked = request.headers.get("Access-Control-Request-Method")
+    if request.method != "OPTIONS" or asked is None or not _allowed(request, origins):
+        return None
+    headers = {
+        "Access-Control-Allow-Methods": METHODS,
+        "Access-Control-Allow-Headers": request.headers.get(
+            "Access-Control-Request-Headers", DEFAULT_HEADERS
+        ),
+        "Access-Control-Max-Age": str(MAX_AGE_S),
+    }
+    return web.Response(status=204, headers=headers)
 
 
-def refuse_foreign_pages(origins: Sequence[str]) -> Middleware:
-    """The middleware: a page of another site must not make its visitor's browser generate.
+def refuse_foreign_page(request: web.Request, origins: Sequence[str]) -> None:
+    """A page of another site must not make its visitor's browser generate.
 
     Such a page cannot read the answer, but a plain POST needs no preflight. Browsers say where a request comes
     from; other clients do not send the header.
+
+    Raises:
+        ApiError: 403.
     """
-
-    @web.middleware
-    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
-        site = request.headers.get("Sec-Fetch-Site", "none")
-        if (
-            request.method == "POST"
-            and site in ("cross-site", "same-site")
-            and not _allowed(request, origins)
-        ):
-            origin = request.headers.get("Origin", "another site")
-            message = f"pages of {origin} may not call this server; allow it with --cors-origin"
-            raise ApiError(403, message, code="origin_not_allowed")
-        return await handler(request)
-
-    return refuse
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    if request.method == "POST" and site in ("cross-site", "same-site") and not _allowed(request, origins):
+        origin = request.headers.get("Origin", "another site")
+        message = f"pages of {origin} may not call this server; allow it with --cors-origin"
+        raise ApiError(403, message, code="origin_not_allowed")
 
 
 def allow_origin(
