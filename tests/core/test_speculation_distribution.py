@@ -98,7 +98,7 @@ def test_sampling_with_drafts_follows_the_models_distribution(
 ) -> None:
     for logits, guess in states:
         tokens = first_tokens(logits, guess, temperature, top_p)
-        assert len(tokens.unique()) > 3, "the prefix leaves nothing to choose"
+        assert len(tokens.unique()) >= 3, "the prefix leaves nothing to choose"
         assert excess(tokens, logits, temperature, top_p) < BOUND
 
 
