@@ -21,6 +21,8 @@ from headrace.core.graphs import DecodeGraphs, graph_sizes
 from headrace.core.kv_cache import KVCache
 from headrace.core.memory_profile import profile
 from headrace.core.models.base import Model
+from headrace.core.models.decoder import Decoder
+from headrace.core.models.invariant import InvariantDecoder
 from headrace.core.mtp_drafter import MtpDrafter
 from headrace.core.prepare import Preparer
 from headrace.core.prompt_graphs import PromptGraphs, prompt_graph_sizes
@@ -98,6 +100,9 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
 
 def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
     """The engine around a model that is loaded already. See Engine for `overlap`."""
+    if config.engine.deterministic:
+        assert isinstance(model, Decoder), "a model that has no batch-invariant form"
+        model = InvariantDecoder(model)
     limits = config.scheduler.for_device(card=model.device.type == "cuda")
     max_model_len = _max_model_len(config.model.max_model_len, model.spec.max_position)
     num_blocks = _num_blocks(config, model) or _blocks_left(config, model, limits, max_model_len)

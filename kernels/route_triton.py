@@ -189,14 +189,18 @@ def _choose_kernel(
     tl.store(weights_ptr + i_t * K + offs_k, weights, mask=offs_k < K)
 
 
-def launch_logits(x: Tensor, gate: Tensor) -> Tensor:
-    """[T, D], [E, D] float32 -> [parts, T, E] float32: logits are sums over the parts."""
+def launch_logits(x: Tensor, gate: Tensor, *, fixed: bool = False) -> Tensor:
+    """[T, D], [E, D] float32 -> [parts, T, E] float32: logits are sums over the parts.
+
+    Args:
+        fixed: the same parts for every T, so that a token's logits do not depend on how many others there are.
+    """
     _check(x, gate)
-    if x.shape[0] <= FEW_TOKENS:
+    if x.shape[0] <= FEW_TOKENS and not fixed:
         return _launch_few(x, None, gate)[1]
     (T, D), E = x.shape, gate.shape[0]
     # Parts of whole blocks; the sum over the parts, in order, is the next launch's.
-    splits, block_e, block_d = (16, 32, 128) if T <= 512 else (2, 64, 64)
+    splits, block_e, block_d = (16, 32, 128) if T <= 512 or fixed else (2, 64, 64)
     out = torch.empty(splits, T, E, dtype=torch.float32, device=x.device)
     _logits_kernel[(triton.cdiv(T, 64), triton.cdiv(E, block_e), splits)](
         x_ptr=x,

@@ -141,7 +141,8 @@ def _replay_us(built: Built, batch: int) -> float:
         built.parts.graphs.replay(batch)
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / REPLAYS * 1e3
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / REPLAYS * 1e3
 
 
 def _parse() -> argparse.Namespace:

@@ -34,18 +34,18 @@ class Decoder:
         self.spec = spec
         self.layers = layers
         self.mtp = mtp
-        self._embedding = embedding
-        self._norm = norm
-        self._head = head
-        self._rope_table = rope_table
+        self.embedding = embedding
+        self.norm = norm
+        self.head = head
+        self.rope_table = rope_table
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        return self.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.device
+        return self.embedding.device
 
     def kv_shape(self, num_blocks: int, block_size: int, *, mtp: bool = False) -> tuple[int, ...]:
         return self.spec.kv_shape(num_blocks, block_size, mtp=mtp)
@@ -56,8 +56,8 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
         """See Model.forward."""
-        step = begin_step(batch, kv, self._rope_table, self.spec)
-        residual = self._embedding.index_select(0, batch.token_ids)
+        step = begin_step(batch, kv, self.rope_table, self.spec)
+        residual = self.embedding.index_select(0, batch.token_ids)
         # The pool may hold the MTP modules' layers behind the model's own.
         for layer, cache in zip(self.layers, kv[: len(self.layers)].unbind(0), strict=True):
             layer(residual, step, cache)
@@ -66,7 +66,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
-        return linear(rms_norm(hidden, self._norm), self._head).float()
+        return linear(rms_norm(hidden, self.norm), self.head).float()
 
 
 def build_decoder(spec: ModelSpec, source: TensorSource, device: torch.device) -> Decoder:

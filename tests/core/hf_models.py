@@ -116,9 +116,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save_tiny(name: str, folder: Path) -> Any:
     """A random model of transformers, saved by transformers; returned in float32."""
+    family, settings = TINY[name]
+    return save_random(family, settings, folder)
+
+
+def save_random(family: str, settings: dict[str, Any], folder: Path) -> Any:
+    """As `save_tiny`, of any family and size."""
     import transformers
 
-    family, settings = TINY[name]
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(
         getattr(transformers, f"{family}Config")(**settings)
