@@ -27,6 +27,11 @@ class Fields:
         """The raw value; None when absent."""
         return self._body.get(name)
 
+    def present(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that the object has, `null` or not."""
+        body = self._body
+        return [name for name in names if name in body]
+
     def boolean(self, name: str, default: bool = False) -> bool:
         value = self._body.get(name)
         if value is None:

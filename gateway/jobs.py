@@ -65,6 +65,7 @@ class Jobs:
         self._window = config.gateway.credit_window
         self._deadlines = Deadlines(config.gateway.request_timeout_s)
         self._dispatcher = dispatcher
+        self._known = ("?", "")  # the engines' fingerprint, and ours of it
 
     def check_model(self, model: str) -> None:
         """Raise 404 for a model that is not served; "" is the one served."""
@@ -223,7 +224,9 @@ class Jobs:
     def _fingerprint(self) -> str:
         known = next((link.welcome for link in self._dispatcher.engines if link.welcome), None)
         name = known.fingerprint if known else ""
-        return f"fp_{blake2b(name.encode(), digest_size=6).hexdigest()}"
+        if name != self._known[0]:
+            self._known = (name, f"fp_{blake2b(name.encode(), digest_size=6).hexdigest()}")
+        return self._known[1]
 
 
 def choice_seed(seed: int, number: int) -> int:

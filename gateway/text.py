@@ -119,7 +119,8 @@ class Text:
 
     def _encode(self, prompt: ChatPrompt | TextPrompt) -> list[int]:
         text = self.render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
-        return list(self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids
+        return ids
 
 
 def _size(prompt: ChatPrompt | TextPrompt) -> int:

@@ -3,15 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from headrace.gateway.jobs import Job
-from headrace.gateway.openai.shape import ChunkFrame, all_logprobs, envelope, finite, joined, reasons, usage
+from headrace.gateway.openai.shape import (
+    ChunkEnvelope,
+    ChunkFrame,
+    all_logprobs,
+    ending,
+    envelope,
+    finite,
+    joined,
+    reasons,
+    usage,
+)
 from headrace.gateway.stream import Outcome
 from headrace.gateway.token_log import Event, TokenLogprob
 from headrace.gateway.vocabulary import Vocabulary
 
 CHUNK = "chat.completion.chunk"
+OPENING = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+PIECE = b'{"index":%d,"delta":{"content":""},"logprobs":null,"finish_reason":null}'
+CLOSING = b'{"index":%d,"delta":{},"logprobs":null,%b}'
 
 
 class ChatShape:
@@ -21,12 +32,13 @@ class ChatShape:
         self._job = job
         self._vocabulary = vocabulary
         self._eos_ids = eos_ids
+        self._envelope = ChunkEnvelope(job, CHUNK)
 
     def opening(self, index: int) -> bytes | None:
-        return orjson.dumps(self._chunk(index, {"role": "assistant", "content": ""}))
+        return self._envelope.chunk(OPENING % index)
 
     def frame(self, index: int) -> ChunkFrame:
-        return ChunkFrame(self._chunk(index, {"content": ""}), "content")
+        return ChunkFrame(self._envelope.chunk(PIECE % index), b'"content":""')
 
     def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         content = [
@@ -39,10 +51,10 @@ class ChatShape:
         return {"content": content, "refusal": None}
 
     def closing(self, index: int, outcome: Outcome) -> bytes:
-        return orjson.dumps(self._chunk(index, {}, outcome))
+        return self._envelope.chunk(CLOSING % (index, ending(outcome, self._eos_ids)))
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        return orjson.dumps({**envelope(self._job, CHUNK, []), "usage": usage})
+        return self._envelope.usage(usage)
 
     def whole(self, events: Sequence[Sequence[Event]], outcomes: Sequence[Outcome]) -> dict[str, Any]:
         choices = []
@@ -53,11 +65,6 @@ class ChatShape:
                 choice["logprobs"] = self.logprobs(all_logprobs(pieces))
             choices.append(choice)
         return {**envelope(self._job, "chat.completion", choices), "usage": usage(self._job, outcomes)}
-
-    def _chunk(self, index: int, delta: dict[str, Any], outcome: Outcome | None = None) -> dict[str, Any]:
-        ending = reasons(outcome, self._eos_ids)
-        chunk = envelope(self._job, CHUNK, [{"index": index, "delta": delta, "logprobs": None, **ending}])
-        return {**chunk, "usage": None} if self._job.request.include_usage else chunk
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._vocabulary.token_bytes(token_id)

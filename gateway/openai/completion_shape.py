@@ -6,12 +6,24 @@ from typing import Any
 import orjson
 
 from headrace.gateway.jobs import Job
-from headrace.gateway.openai.shape import ChunkFrame, all_logprobs, envelope, finite, joined, reasons, usage
+from headrace.gateway.openai.shape import (
+    ChunkEnvelope,
+    ChunkFrame,
+    all_logprobs,
+    ending,
+    envelope,
+    finite,
+    joined,
+    reasons,
+    usage,
+)
 from headrace.gateway.stream import Outcome
 from headrace.gateway.token_log import Event, TokenLogprob
 from headrace.gateway.vocabulary import Vocabulary
 
 OBJECT = "text_completion"  # whole or in chunks
+PIECE = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
+CLOSING = b'{"index":%d,"text":"","logprobs":null,%b}'
 
 
 class CompletionShape:
@@ -21,13 +33,14 @@ class CompletionShape:
         self._job = job
         self._vocabulary = vocabulary
         self._eos_ids = eos_ids
+        self._envelope = ChunkEnvelope(job, OBJECT)
 
     def opening(self, index: int) -> bytes | None:
         echo = self._job.echoes[index]
-        return orjson.dumps(self._chunk(index, echo)) if echo else None
+        return self._envelope.chunk(PIECE % (index, orjson.dumps(echo))) if echo else None
 
     def frame(self, index: int) -> ChunkFrame:
-        return ChunkFrame(self._chunk(index, ""), "text")
+        return ChunkFrame(self._envelope.chunk(PIECE % (index, b'""')), b'"text":""')
 
     def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         text = self._vocabulary.token_text
@@ -41,10 +54,10 @@ class CompletionShape:
         }
 
     def closing(self, index: int, outcome: Outcome) -> bytes:
-        return orjson.dumps(self._chunk(index, "", outcome))
+        return self._envelope.chunk(CLOSING % (index, ending(outcome, self._eos_ids)))
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        return orjson.dumps({**envelope(self._job, OBJECT, []), "usage": usage})
+        return self._envelope.usage(usage)
 
     def whole(self, events: Sequence[Sequence[Event]], outcomes: Sequence[Outcome]) -> dict[str, Any]:
         choices = []
@@ -55,8 +68,3 @@ class CompletionShape:
                 choice["logprobs"] = self.logprobs(all_logprobs(pieces))
             choices.append(choice)
         return {**envelope(self._job, OBJECT, choices), "usage": usage(self._job, outcomes)}
-
-    def _chunk(self, index: int, text: str, outcome: Outcome | None = None) -> dict[str, Any]:
-        ending = reasons(outcome, self._eos_ids)
-        chunk = envelope(self._job, OBJECT, [{"index": index, "text": text, "logprobs": None, **ending}])
-        return {**chunk, "usage": None} if self._job.request.include_usage else chunk

@@ -117,7 +117,7 @@ def parse_priority(fields: Fields) -> int:
 
 def refuse_not_built(fields: Fields) -> None:
     """Raise 501 for the first field that asks for something this server does not do yet."""
-    for name in NOT_BUILT:
+    for name in fields.present(NOT_BUILT):
         if fields.get(name) not in (None, False, "", [], {}):
             raise not_built(f"{fields.param(name)}", name)
     if fields.get("skip_special_tokens") is False:

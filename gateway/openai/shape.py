@@ -20,21 +20,16 @@ class ChunkFrame:
 
     Args:
         chunk: the whole chunk, with "" for the text and null for logprobs.
-        text_key: the name of the text's field.
+        text_field: the text's field, empty, as it stands there.
     """
 
-    __slots__ = ("_head", "_middle", "_plain_tail", "_tail")
+    __slots__ = ("_head", "_plain_tail")
 
-    def __init__(self, chunk: dict[str, Any], text_key: str) -> None:
-        # Quotes within JSON strings are escaped, so the two patterns can only match the fields themselves.
-        head, text_field, rest = orjson.dumps(chunk).partition(f'"{text_key}":""'.encode())
-        middle, logprobs_field, tail = rest.partition(b'"logprobs":null')
-        assert text_field
-        assert logprobs_field
-        self._head = head + text_field[: -len(b'""')]
-        self._middle = middle + logprobs_field[: -len(b"null")]
-        self._tail = tail
-        self._plain_tail = rest
+    def __init__(self, chunk: bytes, text_field: bytes) -> None:
+        # Quotes within JSON strings are escaped, so the pattern can only match the field itself.
+        head, found, self._plain_tail = chunk.partition(text_field)
+        assert found
+        self._head = head + found[: -len(b'""')]
 
     def fill(self, text: str) -> bytes:
         """The chunk's JSON without logprobs."""
@@ -42,7 +37,15 @@ class ChunkFrame:
 
     def fill_both(self, text: str, logprobs: dict[str, Any]) -> bytes:
         """The chunk's JSON."""
-        return b"".join((self._head, orjson.dumps(text), self._middle, orjson.dumps(logprobs), self._tail))
+        middle, found, tail = self._plain_tail.partition(b'"logprobs":null')
+        assert found
+        return b'%b%b%b"logprobs":%b%b' % (
+            self._head,
+            orjson.dumps(text),
+            middle,
+            orjson.dumps(logprobs),
+            tail,
+        )
 
 
 class Shape(Protocol):
@@ -65,6 +68,26 @@ class Shape(Protocol):
 
     def whole(self, events: Sequence[Sequence[Event]], outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The answer in one piece; events and outcome per choice."""
+
+
+class ChunkEnvelope:
+    """What surrounds the choice in every chunk of a job, serialised once: a chunk is two joins, not a dictionary."""
+
+    __slots__ = ("_head", "_tail", "_usage_head")
+
+    def __init__(self, job: Job, object_: str) -> None:
+        empty = orjson.dumps(envelope(job, object_, []))
+        self._head = empty[: -len(b"]}")]
+        self._tail = b'],"usage":null}' if job.request.include_usage else b"]}"
+        self._usage_head = empty[:-1] + b',"usage":'
+
+    def chunk(self, choice: bytes) -> bytes:
+        """A chunk with this choice."""
+        return b"%b%b%b" % (self._head, choice, self._tail)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The chunk without choices that carries the usage."""
+        return b"%b%b}" % (self._usage_head, orjson.dumps(usage))
 
 
 def envelope(job: Job, object_: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,15 +115,18 @@ def usage(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def reasons(outcome: Outcome | None, eos_ids: Sequence[int]) -> dict[str, Any]:
-    """Why a choice ended; None = it has not.
+def reasons(outcome: Outcome, eos_ids: Sequence[int]) -> dict[str, Any]:
+    """Why a choice ended.
 
     `stop_reason` is vLLM's: the client's own stop string or token id that was found, null for the model's end.
     """
-    if outcome is None:
-        return {"finish_reason": None}
     found = None if outcome.stop_reason in eos_ids else outcome.stop_reason
     return {"finish_reason": outcome.reason, "stop_reason": found}
+
+
+def ending(outcome: Outcome, eos_ids: Sequence[int]) -> bytes:
+    """`reasons` as the members of a JSON object."""
+    return orjson.dumps(reasons(outcome, eos_ids))[1:-1]
 
 
 def joined(events: Sequence[Event]) -> str:
