@@ -76,8 +76,8 @@ def _down_one_kernel(
     out_ptr,  # [D]; added to where ADD
     K,
     D,
-    F,
     w_stride,
+    F: tl.constexpr,
     K_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -97,20 +97,21 @@ def _down_one_kernel(
     p_w = p_w + offs_f[None, None, :]
     p_x = x_ptr + offs_k[:, None] * F + offs_f[None, :]
     i_scale = (b_ids * tl.cdiv(D, 128) + i_n * BLOCK_N // 128) * tl.cdiv(F, 128)
-    kf_mask = k_mask[:, None] & (offs_f < F)[None, :]
-    b_w = tl.load(p_w, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0)
+    # All of its weights are under way before anything is multiplied, most before the launch ahead has ended.
+    weights = ()
+    for f in tl.static_range(0, F, BLOCK_F):
+        kf_mask = k_mask[:, None] & (offs_f < F - f)[None, :]
+        weights = weights + (tl.load(p_w + f, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0),)
     # Ids and shares are older than the launch before: that one waited for them.
     wait_and_release(PDL)
     acc = tl.zeros([K_BLOCK, BLOCK_N], tl.float32)
-    for f in range(0, F, BLOCK_F):
-        kf_mask = k_mask[:, None] & (offs_f < F - f)[None, :]
-        if f > 0:
-            b_w = tl.load(p_w + f, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0)
-        b_x = tl.load(p_x + f, mask=kf_mask, other=0.0).to(tl.float32) * b_shares[:, None]
+    for i in tl.static_range(len(weights)):
+        kf_mask = k_mask[:, None] & (offs_f < F - i * BLOCK_F)[None, :]
+        b_x = tl.load(p_x + i * BLOCK_F, mask=kf_mask, other=0.0).to(tl.float32) * b_shares[:, None]
         if FP8:
             # Where FP8, a step of this loop is one column of blocks.
-            b_x = b_x * tl.load(scale_ptr + i_scale + f // 128, mask=k_mask, other=0.0)[:, None]
-        acc += tl.sum(b_w.to(tl.float32) * b_x[:, None, :], 2)
+            b_x = b_x * tl.load(scale_ptr + i_scale + i * BLOCK_F // 128, mask=k_mask, other=0.0)[:, None]
+        acc += tl.sum(weights[i].to(tl.float32) * b_x[:, None, :], 2)
     out = tl.sum(acc, 0)
     if ADD:
         out += tl.load(out_ptr + offs_n, mask=n_mask, other=0.0).to(tl.float32)
@@ -124,8 +125,8 @@ def launch_experts_one(
     ids: Tensor,
     shares: Tensor,
     base: Tensor | None,
-    blocks: tuple[int, int] = (4, 4),
-    warps: tuple[int, int] = (4, 4),
+    blocks: tuple[int, int] = (4, 2),
+    warps: tuple[int, int] = (4, 8),
 ) -> Tensor:
     """As kernels.experts.experts for T = 1: x [1, D], ids and shares [1, K].
 

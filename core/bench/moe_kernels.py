@@ -87,8 +87,16 @@ def sweep() -> list[KernelCase]:
         found.append(_one("qkv", 5120, 2048, OneTuning(n, k, 4, stages), fp8=False))
         found.append(_one("qkv", 5120, 2048, OneTuning(2 * n, k, 4, stages), fp8=True))
         found.append(_one("o", 2048, 4096, OneTuning(n, k, 4, stages), fp8=False))
-    for blocks, warps, fp8 in product(((2, 2), (4, 4), (8, 8), (4, 2)), (4, 8), (False, True)):
-        found.append(_experts_one(blocks, warps, fp8))
+    pairs = (
+        ((4, 1), (4, 4)),
+        ((4, 2), (4, 4)),
+        ((4, 2), (4, 8)),
+        ((4, 4), (4, 8)),
+        ((2, 1), (4, 4)),
+        ((8, 2), (8, 8)),
+    )
+    for moe, (blocks, warps) in product((QWEN, LITE), pairs):
+        found.append(_experts_one(moe, blocks, warps))
     for tokens, n, stages in product((8, 64, 256, 4096), (64, 128), (4, 6)):
         found.append(_fp8_dense(tokens, 5120, 2048, Fp8Tuning(64, n, 4, stages)))
         found.append(_fp8_sorted(tokens, Fp8Tuning(64, n, 4, stages)))
@@ -306,17 +314,24 @@ def _sort_and_combine(moe: Moe, tokens: int, block_m: int) -> list[KernelCase]:
     ]
 
 
-def _experts_one(blocks: tuple[int, int], warps: int, fp8: bool) -> KernelCase:
+def _experts_one(moe: Moe, blocks: tuple[int, int], warps: tuple[int, int]) -> KernelCase:
     def calls(count: int) -> Sequence[Call]:
-        stacks = _stacks(QWEN, fp8)
-        both = (warps, warps)
+        stacks = _stacks(moe, False)
         return [
-            partial(launch_experts_one, _random(1, 2048), *stacks, *_choice(1, 128, 8), None, blocks, both)
+            partial(
+                launch_experts_one,
+                _random(1, moe.hidden),
+                *stacks,
+                *_choice(1, moe.experts, moe.top_k),
+                _random(1, moe.hidden),
+                blocks,
+                warps,
+            )
             for _ in range(count)
         ]
 
-    name = f"sweep one {'fp8' if fp8 else 'bf16'} n{blocks} w{warps}"
-    return KernelCase(name, 24 * 768 * 2048 * (1 if fp8 else 2), 0, calls)
+    name = f"sweep one {moe.name} bf16 n{blocks} w{warps}"
+    return KernelCase(name, moe.top_k * 3 * moe.size * moe.hidden * 2, 0, calls)
 
 
 def _grouped(moe: Moe, tokens: int) -> Callable[[int], Sequence[Call]]:
