@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.expert_sort import launch_expert_sort
+from headrace.kernels.experts_many import launch_down_many, launch_gate_up_many, takes_many
 from headrace.kernels.experts_one import launch_experts_one
 from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_down, launch_gate_up
 from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
+
+FULL_TILE = 128  # tokens of a tile from which products are bound by the tensor cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ def experts_cuda(
         if x.dtype is torch.float32:
             tuning = _halved(tuning)
     order = launch_expert_sort(ids, gate_up.shape[0], tuning.block_m)
+    if tuning.block_m >= FULL_TILE and takes_many(gate_up, down):
+        hidden = launch_gate_up_many(x, gate_up, order, top_k, tuning.gate_up)
+        return launch_combine(
+            launch_down_many(hidden, down, scales, order, tuning.down), top_k, x.dtype, base
+        )
     hidden = launch_gate_up(x, gate_up, order, top_k, tuning.gate_up)
     # Float32 parts are small beside the weights until every expert has a full tile.
     parts_dtype = torch.float32 if per_expert < 32 else x.dtype

@@ -15,8 +15,6 @@ from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.expert_sort import ExpertOrder
 from headrace.kernels.silu_mul_triton import swiglu
 
-_GROUP = 8  # tiles that take turns on a block of weights, so that the cache holds both
-
 
 @dataclass(frozen=True, slots=True)
 class TileTuning:
@@ -26,6 +24,7 @@ class TileTuning:
     block_k: int
     num_warps: int
     num_stages: int
+    group: int = 8  # tiles that take turns on a block of weights, so that the cache holds both
 
 
 @triton.jit
@@ -178,7 +177,7 @@ def launch_gate_up(x: Tensor, weight: Tensor, order: ExpertOrder, top_k: int, tu
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
-        GROUP=_GROUP,
+        GROUP=tuning.group,
         num_warps=tuning.num_warps,
         **dependent(x),
     )
@@ -213,7 +212,7 @@ def launch_down(
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
-        GROUP=_GROUP,
+        GROUP=tuning.group,
         num_warps=tuning.num_warps,
         **dependent(x),
     )

@@ -110,6 +110,19 @@ def test_tiles_of_few_tokens(device: torch.device) -> None:
     assert_close("sum", experts_cuda(*args, tuning=ExpertsTuning(16, tile, tile)), expected)
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 72, 40), (5, 3, 64, 96)], ids=str)
+def test_full_tiles(shape: tuple[int, int, int, int], device: torch.device) -> None:
+    """Also where neither inputs nor outputs fill their blocks."""
+    from headrace.kernels.experts_cuda import ExpertsTuning, experts_cuda
+    from headrace.kernels.experts_tiles import TileTuning
+
+    args = make(70, shape, torch.float16, device, fp8=False)
+    tile = TileTuning(block_n=32, block_k=32, num_warps=4, num_stages=2)
+    expected = by_expert(*args)
+    out = experts_cuda(*args, tuning=ExpertsTuning(128, tile, tile))
+    assert_close("sum", out.float(), expected, torch.float16)
+
+
 def test_fp8_tiles_of_few_tokens(device: torch.device) -> None:
     from headrace.kernels.experts_cuda import experts_cuda
 
