@@ -28,6 +28,11 @@ def read_spec(path: Path) -> ModelSpec:
         ConfigError: the file is absent or is not a JSON object.
         UnsupportedModel: a value the models cannot honour; the message names key and value.
     """
+    return parse_spec(read_config(path))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The contents of `path`/config.json. Raises ConfigError."""
     file = path / "config.json"
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -35,7 +40,7 @@ def read_spec(path: Path) -> ModelSpec:
         raise ConfigError(f"model: cannot read {file}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"model: {file} holds no JSON object")
-    return parse_spec(data)
+    return data
 
 
 def parse_spec(data: Mapping[str, Any]) -> ModelSpec:

@@ -69,7 +69,7 @@ def load_model(
         with open_checkpoint(path) as checkpoint:
             spec = _with_present_mtp(spec, checkpoint.tensors)
             check_tensors(needed_shapes(spec), checkpoint.tensors, spec)
-            source = _CheckpointSource(
+            source = CheckpointSource(
                 checkpoint, dtype, device, quantize=quantization == "fp8", keep=keep, progress=progress
             )
             return build_decoder(spec, source, device)
@@ -131,7 +131,7 @@ def check_tensors(
         raise CheckpointError("; ".join(lines))
 
 
-class _CheckpointSource:
+class CheckpointSource:
     """Copies tensors out of the mapped files, converting on the way."""
 
     def __init__(

@@ -14,10 +14,14 @@ from headrace.core.model_spec import ModelSpec
 
 
 class MtpHead(Protocol):
-    """Multi-token prediction (arXiv 2412.19437, 2.2): guesses the token after next from the hidden state."""
+    """Guesses the token after next from the hidden state: multi-token prediction (arXiv 2412.19437, 2.2), EAGLE."""
 
     @property
     def num_modules(self) -> int: ...
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """[T, D] that Model.forward returned -> [T, D] that `forward` takes at the first depth."""
+        ...
 
     def forward(self, batch: Batch, hidden: Tensor, kv: Tensor, *, module: int = 0) -> Tensor:
         """Run one module; its KV goes to the pool's layer `num_layers + module`.
@@ -25,7 +29,7 @@ class MtpHead(Protocol):
         Args:
             batch: position i holds the token that FOLLOWS the one `hidden[i]` was computed from, at the
                 position of that earlier token. So the pair (hidden of position p, token of p + 1) sits at p.
-            hidden: [T, D], what Model.forward returned, or this method for the depth before.
+            hidden: [T, D], `features` of what Model.forward returned, or this method's result for the depth before.
             kv: the pool, made with `kv_shape(..., mtp=True)`.
 
         Returns:

@@ -50,6 +50,10 @@ class Mtp:
     def num_modules(self) -> int:
         return len(self.modules)
 
+    def features(self, hidden: Tensor) -> Tensor:
+        """See MtpHead.features: a module norms its input itself."""
+        return hidden
+
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden: Tensor, kv: Tensor, *, module: int = 0) -> Tensor:
         """See MtpHead.forward."""
