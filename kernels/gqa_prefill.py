@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.gather_context import gather_context
@@ -25,6 +26,8 @@ class GqaPrefillTuning:
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None  # of a thread
+    copies: bool = True  # keys and values come by the copy engine, as far as all queries see them
 
 
 @triton.jit
@@ -65,11 +68,27 @@ def _attend(
     return acc, m, total
 
 
+@triton.jit
+def _attend_copied(
+    acc, m, total, b_q, keys_desc, values_desc, row, column, end, scale, BLOCK_N: tl.constexpr
+):
+    """The same for positions 0..end - 1, a whole number of blocks that begin at `row`, all of them seen."""
+    for n in range(0, end, BLOCK_N):
+        b_k = keys_desc.load([row + n, column])
+        scores = tl.dot(b_q, b_k.T)
+        b_v = values_desc.load([row + n, column])
+        weights, decay, m, total = add_scores(scores, scale, m, total, 1)
+        acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None])
+    return acc, m, total
+
+
 @triton.jit(do_not_specialize=["first_row", "num_rows"])
 def _gqa_prefill_kernel(
     q_ptr,  # [T, Hq, D]
     keys_ptr,  # [S, Hkv, D]
     values_ptr,
+    keys_desc,  # [S, Hkv * D] in blocks [BLOCK_N, D]; None where not COPIES
+    values_desc,
     query_starts_ptr,
     context_lens_ptr,
     starts_ptr,  # [long rows] int32
@@ -85,6 +104,7 @@ def _gqa_prefill_kernel(
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    COPIES: tl.constexpr,
 ):
     i_head = tl.program_id(0)
     i_long, i_tile = find_tile(query_starts_ptr, first_row, num_rows, tl.program_id(1), BLOCK_M)
@@ -101,18 +121,24 @@ def _gqa_prefill_kernel(
     token_at = (start + token).to(tl.int64)
     p_q = q_ptr + (token_at * q_stride_t + i_head * q_stride_h)[:, None] + o_d[None, :]
     b_q = tl.load(p_q, mask=rows[:, None], other=0.0)
-    first_key = tl.load(starts_ptr + i_long).to(tl.int64)
-    at = first_key * (HKV * D) + (i_head // GROUP) * D
+    first_key = tl.load(starts_ptr + i_long)
+    column = (i_head // GROUP) * D
+    at = first_key.to(tl.int64) * (HKV * D) + column
 
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
     seen_by_all = (cached + i_tile * BLOCK_M + 1) // BLOCK_N * BLOCK_N
     end = cached + tl.minimum((i_tile + 1) * BLOCK_M, num_tokens)
-    acc, m, total = _attend(
-        acc, m, total, b_q, position, keys_ptr + at, values_ptr + at, 0, seen_by_all, scale,
-        False, HKV * D, D, BLOCK_N,
-    )  # fmt: skip
+    if COPIES:
+        acc, m, total = _attend_copied(
+            acc, m, total, b_q, keys_desc, values_desc, first_key, column, seen_by_all, scale, BLOCK_N
+        )
+    else:
+        acc, m, total = _attend(
+            acc, m, total, b_q, position, keys_ptr + at, values_ptr + at, 0, seen_by_all, scale,
+            False, HKV * D, D, BLOCK_N,
+        )  # fmt: skip
     acc, m, total = _attend(
         acc, m, total, b_q, position, keys_ptr + at, values_ptr + at, seen_by_all, end, scale,
         True, HKV * D, D, BLOCK_N,
@@ -138,10 +164,13 @@ def gqa_prefill(
     assert dim >= 16 and dim & (dim - 1) == 0, f"head dimension {dim} is no power of two from 16"
     tuning = tuning or _tuning(q.dtype, dim)
     keys, values = gather_context(cache.flatten(3), plan).unbind(0)
+    block = [tuning.block_n, dim]
     _gqa_prefill_kernel[(q.shape[1], triton.cdiv(q.shape[0], tuning.block_m) + paged.num_long)](
         q_ptr=q,
         keys_ptr=keys,
         values_ptr=values,
+        keys_desc=TensorDescriptor.from_tensor(keys, block) if tuning.copies else None,
+        values_desc=TensorDescriptor.from_tensor(values, block) if tuning.copies else None,
         query_starts_ptr=plan.query_starts,
         context_lens_ptr=plan.context_lens,
         starts_ptr=paged.long_starts,
@@ -157,12 +186,17 @@ def gqa_prefill(
         D=dim,
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
+        COPIES=tuning.copies,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
     )
 
 
 def _tuning(dtype: torch.dtype, dim: int) -> GqaPrefillTuning:
+    """Two programs share a multiprocessor: one's softmax runs beside the other's products."""
     if dtype is torch.float32:
-        return GqaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=2)
-    return GqaPrefillTuning(block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=3)
+        return GqaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=2, copies=False)
+    return GqaPrefillTuning(
+        block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=2, max_registers=128
+    )

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.gather_context import gather_context
@@ -26,6 +27,7 @@ class MlaPrefillTuning:
     block_n: int
     num_warps: int
     num_stages: int
+    copies: bool = True  # keys and values come by the copy engine, as far as all queries see them
 
 
 @triton.jit
@@ -76,11 +78,42 @@ def _attend(
     return acc, m, total
 
 
+@triton.jit
+def _attend_copied(
+    acc,
+    m,
+    total,
+    b_q,
+    b_q_turned,
+    kv_desc,
+    turned_desc,
+    row,
+    column,
+    turned_column,
+    end,
+    scale,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The same for positions 0..end - 1, a whole number of blocks that begin at `row`, all of them seen."""
+    for n in range(0, end, BLOCK_N):
+        b_k = kv_desc.load([row + n, column])
+        b_t = turned_desc.load([row + n, turned_column])
+        scores = tl.dot(b_q, b_k.T)
+        scores = tl.dot(b_q_turned, b_t.T, scores)
+        b_v = kv_desc.load([row + n, column + N])
+        weights, decay, m, total = add_scores(scores, scale, m, total, 1)
+        acc = tl.dot(weights.to(b_v.dtype), b_v, acc * decay[:, None])
+    return acc, m, total
+
+
 @triton.jit(do_not_specialize=["first_row", "num_rows"])
 def _mla_prefill_kernel(
     q_ptr,  # [T, H, N + R], not yet rotated
     kv_ptr,  # [S, H, N + V]
     latents_ptr,  # [S, C + R]: the rotary keys are its last R columns
+    kv_desc,  # [S, H * (N + V)] in blocks [BLOCK_N, N], N = V; None where not COPIES
+    turned_desc,  # [S, C + R] in blocks [BLOCK_N, R]
     rotation_ptr,  # [T, R / 2, 2] float32
     query_starts_ptr,
     context_lens_ptr,
@@ -99,6 +132,7 @@ def _mla_prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    COPIES: tl.constexpr,
 ):
     i_head = tl.program_id(0)
     i_long, i_tile = find_tile(query_starts_ptr, first_row, num_rows, tl.program_id(1), BLOCK_M)
@@ -121,7 +155,8 @@ def _mla_prefill_kernel(
     cos_sin = tl.load(p_rotation, mask=rows, other=0.0)
     b_q_turned = turn(b_turning, cos_sin, BLOCK_M, R, INTERLEAVED).to(b_q.dtype)
 
-    first_key = tl.load(starts_ptr + i_long).to(tl.int64)
+    row = tl.load(starts_ptr + i_long)
+    first_key = row.to(tl.int64)
     keys = kv_ptr + (first_key * H + i_head) * (N + V)
     turned = latents_ptr + first_key * (C + R) + C
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -129,10 +164,16 @@ def _mla_prefill_kernel(
     acc = tl.zeros([BLOCK_M, V], tl.float32)
     seen_by_all = (cached + i_tile * BLOCK_M + 1) // BLOCK_N * BLOCK_N
     end = cached + tl.minimum((i_tile + 1) * BLOCK_M, num_tokens)
-    acc, m, total = _attend(
-        acc, m, total, b_q, b_q_turned, position, keys, keys + N, turned, 0, seen_by_all, scale,
-        H * (N + V), C + R, False, N, R, V, BLOCK_N,
-    )  # fmt: skip
+    if COPIES:
+        acc, m, total = _attend_copied(
+            acc, m, total, b_q, b_q_turned, kv_desc, turned_desc, row, i_head * (N + V), C, seen_by_all, scale,
+            N, BLOCK_N,
+        )  # fmt: skip
+    else:
+        acc, m, total = _attend(
+            acc, m, total, b_q, b_q_turned, position, keys, keys + N, turned, 0, seen_by_all, scale,
+            H * (N + V), C + R, False, N, R, V, BLOCK_N,
+        )  # fmt: skip
     acc, m, total = _attend(
         acc, m, total, b_q, b_q_turned, position, keys, keys + N, turned, seen_by_all, end, scale,
         H * (N + V), C + R, True, N, R, V, BLOCK_N,
@@ -179,10 +220,13 @@ def mla_expanded(
     latents = gather_context(cache.unsqueeze(0), plan)[0]
     expanded = F.linear(latents[:, :rank], up)
     tuning = tuning or _tuning(q.dtype)
+    copies = tuning.copies and nope == value
     _mla_prefill_kernel[(heads, triton.cdiv(q.shape[0], tuning.block_m) + paged.num_long)](
         q_ptr=q,
         kv_ptr=expanded,
         latents_ptr=latents,
+        kv_desc=TensorDescriptor.from_tensor(expanded, [tuning.block_n, nope]) if copies else None,
+        turned_desc=TensorDescriptor.from_tensor(latents, [tuning.block_n, turning]) if copies else None,
         rotation_ptr=torch.view_as_real(rotation),
         query_starts_ptr=plan.query_starts,
         context_lens_ptr=plan.context_lens,
@@ -201,6 +245,7 @@ def mla_expanded(
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
         INTERLEAVED=interleaved,
+        COPIES=copies,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
@@ -208,5 +253,5 @@ def mla_expanded(
 
 def _tuning(dtype: torch.dtype) -> MlaPrefillTuning:
     if dtype is torch.float32:
-        return MlaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=1)
-    return MlaPrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=3)
+        return MlaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=1, copies=False)
+    return MlaPrefillTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
