@@ -83,7 +83,7 @@ class MtpDrafter:
         Returns:
             [T, D]; `draft` takes the rows it needs.
         """
-        return self._mtp.forward(replace(batch, token_ids=next_ids), hidden, self._kv)
+        return self._mtp.forward(replace(batch, token_ids=next_ids), self._mtp.features(hidden), self._kv)
 
     def draft(self, hidden: Tensor, rows: DraftRows, ahead: int, *, greedy: bool) -> Drafted:
         """Guess `ahead` tokens for each row; safe in a CUDA graph.

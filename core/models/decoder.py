@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headrace.core.batch import Batch
 from headrace.core.model_spec import ModelSpec
+from headrace.core.models.base import MtpHead
 from headrace.core.models.layer import Layer, build_layer
 from headrace.core.models.mtp import Mtp, build_mtp_module
 from headrace.core.models.rope_table import rope_table
@@ -33,7 +34,7 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.layers = layers
-        self.mtp = mtp
+        self.mtp: MtpHead | None = mtp
         self.embedding = embedding
         self.norm = norm
         self.head = head
