@@ -17,6 +17,7 @@ from headrace.gateway.defaults import GenerationDefaults, load_defaults, read_js
 from headrace.gateway.detokenizer import Detokenizer, detokenizer
 from headrace.gateway.errors import bad_request, busy
 from headrace.gateway.schemas import ChatPrompt, Prompt, TextPrompt
+from headrace.gateway.segments import Segments, cuttable
 from headrace.gateway.vocabulary import Vocabulary
 
 INLINE_CHARACTERS = 4096  # about 2 ms; anything longer goes to the pool
@@ -44,6 +45,7 @@ class Text:
         self.vocabulary = Vocabulary(tokenizer)
         self.defaults = defaults
         self._tokenizer = tokenizer
+        self._segments = Segments(tokenizer) if cuttable(tokenizer) else None
         self._template = template
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="tokenize")
         self._waiting = 0
@@ -119,6 +121,8 @@ class Text:
 
     def _encode(self, prompt: ChatPrompt | TextPrompt) -> list[int]:
         text = self.render(prompt) if isinstance(prompt, ChatPrompt) else prompt.text
+        if self._segments is not None and not prompt.add_special_tokens:
+            return self._segments.encode(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens).ids
         return ids
 
