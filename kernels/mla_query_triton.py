@@ -39,7 +39,6 @@ def _mla_query_kernel(
     INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_and_release(PDL)
     i_c = tl.program_id(0)
     i_h = tl.program_id(1)
     o_t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -48,22 +47,22 @@ def _mla_query_kernel(
     p_out = out_ptr + (o_t.to(tl.int64) * tl.num_programs(1) + i_h)[:, None] * (C + R)
     # The last program of a head rotates; the others each make some columns of the product.
     if i_c == tl.num_programs(0) - 1:
+        wait_and_release(PDL)
         o_r = tl.arange(0, R)[None, :]
-        b_q = tl.load(p_q + N + o_r, mask=rows, other=0.0).to(tl.float32)
+        b_turning = tl.load(p_q + N + o_r, mask=rows, other=0.0).to(tl.float32)
         p_rotation = rotation_ptr + (o_t.to(tl.int64) * R)[:, None] + o_r
-        turned = turn(b_q, tl.load(p_rotation, mask=rows, other=0.0), BLOCK_T, R, INTERLEAVED)
+        turned = turn(b_turning, tl.load(p_rotation, mask=rows, other=0.0), BLOCK_T, R, INTERLEAVED)
         tl.store(p_out + C + o_r, turned.to(out_ptr.dtype.element_ty), mask=rows)
     else:
         o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)
+        o_n = tl.arange(0, BLOCK_N)
         columns = (o_c < C)[None, :]
-        acc = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
-        for n in range(0, N, BLOCK_N):
-            o_n = n + tl.arange(0, BLOCK_N)
-            b_q = tl.load(p_q + o_n[None, :], mask=rows & (o_n < N)[None, :], other=0.0)
-            p_up = key_up_ptr + (i_h * N + o_n)[:, None] * C + o_c[None, :]
-            b_up = tl.load(p_up, mask=(o_n < N)[:, None] & columns, other=0.0)
-            acc = tl.dot(b_q, b_up, acc, input_precision="ieee")
-        tl.store(p_out + o_c[None, :], acc.to(out_ptr.dtype.element_ty), mask=rows & columns)
+        p_up = key_up_ptr + (i_h * N + o_n)[:, None] * C + o_c[None, :]
+        b_up = tl.load(p_up, mask=(o_n < N)[:, None] & columns, other=0.0)
+        wait_and_release(PDL)
+        b_q = tl.load(p_q + o_n[None, :], mask=rows & (o_n < N)[None, :], other=0.0)
+        out = tl.dot(b_q, b_up, input_precision="ieee")
+        tl.store(p_out + o_c[None, :], out.to(out_ptr.dtype.element_ty), mask=rows & columns)
 
 
 def launch_mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
@@ -91,7 +90,7 @@ def launch_mla_query(q: Tensor, key_up: Tensor, rotation: Tensor, interleaved: b
         R=turning,
         C=rank,
         BLOCK_T=block_t,
-        BLOCK_N=min(32 if wide else 128, max(16, triton.next_power_of_2(nope))),
+        BLOCK_N=max(16, triton.next_power_of_2(nope)),
         BLOCK_C=block_c,
         INTERLEAVED=interleaved,
         num_warps=4,
