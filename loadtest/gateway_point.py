@@ -8,6 +8,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from secrets import token_hex
 from time import perf_counter, process_time
 
 import numpy as np
@@ -60,9 +61,7 @@ async def measure(fleet: Fleet, front: Front, load: Load, *, paced: bool) -> Poi
     """
     client = _client(front, load)
     ended: list[Exchange] = []
-    users = [
-        asyncio.ensure_future(_user(client, name, load.output_tokens, ended)) for name in range(load.streams)
-    ]
+    users = [asyncio.ensure_future(_user(client, load.output_tokens, ended)) for _ in range(load.streams)]
     gc.collect()
     gc.freeze()
     await _all_speak(client, load.streams)
@@ -105,8 +104,8 @@ async def idle_bytes(front: Front, transport: str, streams: int) -> float:
     ended: list[Exchange] = []
     before = resident_bytes(front.pid)
     users = []
-    for name in range(streams):
-        users.append(asyncio.ensure_future(_user(client, name, 100_000, ended)))
+    for _ in range(streams):
+        users.append(asyncio.ensure_future(_user(client, 100_000, ended)))
         if len(users) % 100 == 0:
             await asyncio.sleep(0.02)  # or the listen queue overflows
     # One look a tenth of a second at all of them costs less than an event in each.
@@ -140,7 +139,8 @@ def _client(front: Front, load: Load) -> Client:
     return SseClient(target)
 
 
-async def _user(client: Client, name: int, output_tokens: int, ended: list[Exchange]) -> None:
+async def _user(client: Client, output_tokens: int, ended: list[Exchange]) -> None:
+    name = token_hex(6)
     for number in count():
         body = {
             # No two alike: a front end that remembers prompts shall not profit.
