@@ -28,6 +28,7 @@ from headrace.core.prepare import Preparer
 from headrace.core.prompt_graphs import PromptGraphs, prompt_graph_sizes
 from headrace.core.scheduler import Scheduler
 from headrace.core.speculator import Speculator
+from headrace.core.warm_up import warm_up_card
 from headrace.core.weights import fingerprint, load_model
 from headrace.ipc.limits import MAX_DRAFTS
 
@@ -89,6 +90,9 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
     built = assemble(config, model, overlap=device.type == "cuda")
     assembled = time.perf_counter()
     built.engine.warm_up(min(WARM_UP_TOKENS, built.max_model_len - 2))
+    if device.type == "cuda":
+        limits = config.scheduler.for_device(card=True)
+        warm_up_card(built.engine, limits.max_num_seqs, limits.max_num_batched_tokens)
     log.info(
         "start: weights %.1f s, memory and graphs %.1f s, warm-up %.1f s",
         loaded - began,

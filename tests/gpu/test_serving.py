@@ -13,6 +13,7 @@ import torch
 from headrace.core.engine import Engine
 from headrace.core.models.base import Model
 from headrace.core.request import Request
+from headrace.core.warm_up import warm_up_card
 from headrace.ipc.messages import Sampling
 from tests.core.engines import generate
 from tests.gpu.models import FAMILIES, make, prompts
@@ -112,4 +113,4 @@ def test_nothing_is_compiled_in_service(
 
 def warm(engine: Engine) -> None:
     """As core/build.py does at start."""
-    engine.warm_up(32)
+    warm_up_card(engine, 16, 256)
