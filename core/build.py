@@ -15,6 +15,7 @@ import torch
 from headrace.config import Config, ConfigError, SchedulerConfig
 from headrace.core.charges import Charges
 from headrace.core.context_cost import context_cost
+from headrace.core.eagle_checkpoint import attach_eagle
 from headrace.core.engine import Engine
 from headrace.core.execute import Executor
 from headrace.core.graphs import DecodeGraphs, graph_sizes
@@ -27,7 +28,9 @@ from headrace.core.mtp_drafter import MtpDrafter
 from headrace.core.prepare import Preparer
 from headrace.core.prompt_graphs import PromptGraphs, prompt_graph_sizes
 from headrace.core.scheduler import Scheduler
+from headrace.core.speculation.ngram_drafter import NgramDrafter
 from headrace.core.speculator import Speculator
+from headrace.core.step_timer import time_steps
 from headrace.core.warm_up import warm_up_card
 from headrace.core.weights import fingerprint, load_model
 from headrace.ipc.limits import MAX_DRAFTS
@@ -38,6 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 WARM_UP_TOKENS = 32
 GIB = 1 << 30
 CPU_KV_BYTES = 512 << 20
+LARGEST_VERIFICATION = 64  # query tokens of a step with drafts, on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,9 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
         quantization=config.model.quantization,
         progress=progress,
     )
+    if config.speculation.model:
+        assert isinstance(model, Decoder), "a model that takes no head"
+        attach_eagle(Path(config.speculation.model), model)
     loaded = time.perf_counter()
     built = assemble(config, model, overlap=device.type == "cuda")
     assembled = time.perf_counter()
@@ -93,6 +100,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
     if device.type == "cuda":
         limits = config.scheduler.for_device(card=True)
         warm_up_card(built.engine, limits.max_num_seqs, limits.max_num_batched_tokens)
+    _weigh_drafts(config, built)
     log.info(
         "start: weights %.1f s, memory and graphs %.1f s, warm-up %.1f s",
         loaded - began,
@@ -215,10 +223,31 @@ def _drafters(config: Config, model: Model) -> str:
     return "off" if wanted == "auto" and model.device.type == "cuda" else wanted
 
 
+def _weigh_drafts(config: Config, built: Built) -> None:
+    """Tell the speculator what steps cost here."""
+    speculator = built.engine.speculator
+    if speculator is None:
+        return
+    limits = config.scheduler.for_device(card=built.model.device.type == "cuda")
+    rows, most = limits.max_num_seqs, min(limits.max_num_batched_tokens, LARGEST_VERIFICATION)
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < rows]
+    costs = time_steps(
+        built.parts.executor,
+        rows=[*sizes, rows],
+        tokens=[size for size in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if size <= most],
+        ahead=_drafts_of_model(config, built.model),
+        spare_slot=rows,
+        block_size=config.cache.block_size,
+        max_model_len=built.max_model_len,
+    )
+    speculator.use_costs(costs)
+
+
 def _speculator(config: Config, model: Model, depth: int) -> Speculator | None:
     if _drafters(config, model) == "off":
         return None
-    return Speculator((), ahead=depth, limit=MAX_DRAFTS, exact=config.engine.deterministic)
+    drafters = [NgramDrafter()] if _drafters(config, model) in ("auto", "ngram") else []
+    return Speculator(drafters, ahead=depth, limit=MAX_DRAFTS, exact=config.engine.deterministic)
 
 
 def _blocks_left(config: Config, model: Model, limits: SchedulerConfig, max_model_len: int) -> int:

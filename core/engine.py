@@ -63,6 +63,7 @@ class Engine:
         self._preparer = preparer
         self._executor = executor
         self._depth = 1 if overlap else 0
+        self._begun: tuple[StepPlan, float] | None = None  # the newest step, if another follows at once
         self._launched: deque[tuple[StepPlan, Launched]] = deque()
 
     def submit(self, request: Request) -> None:
@@ -78,6 +79,8 @@ class Engine:
         request = self.scheduler.cancel(request_id)
         if request is not None:
             self.charges.close_bill(request, [plan for plan, _ in self._launched])
+            if self.speculator is not None:
+                self.speculator.forget(request)
         return request
 
     @property
@@ -88,10 +91,11 @@ class Engine:
     def step(self) -> list[Output]:
         """Schedule, prepare and execute one step, and commit the newest that may be committed."""
         begin = time.perf_counter()
+        self._observe(begin)
         self.charges.begin(in_flight=bool(self._launched))
         outputs: list[Output] = []
         wanted = NOTHING
-        if self.speculator is not None:
+        if self.speculator is not None and self.speculator.awake(self.scheduler.decoding()):
             # Drafts follow known tokens: nothing may be in flight.
             outputs += self._settle(0)
             wanted = self.speculator.propose(self.scheduler.decoding())
@@ -103,8 +107,17 @@ class Engine:
         alone = plan is None or plan.ahead or plan.num_drafted
         outputs += self._settle(0 if alone else self._depth)
         self.charges.end(in_flight=bool(self._launched))
-        self._count(time.perf_counter() - begin, stepped=plan is not None)
+        if plan is not None:
+            self.clock.steps += 1
+            self.clock.last_ms = (time.perf_counter() - begin) * 1e3
+        self._begun = (plan, begin) if plan is not None and self.scheduler.has_work else None
         return outputs
+
+    def _observe(self, now: float) -> None:
+        """Tell the speculator how long it took from step to step, if there was work all the time."""
+        if self.speculator is not None and self._begun is not None:
+            plan, begin = self._begun
+            self.speculator.observe(plan, (now - begin) * 1e3, waited=not self._launched)
 
     def _settle(self, left: int) -> list[Output]:
         """Commit the oldest steps until `left` are in flight."""
@@ -112,9 +125,13 @@ class Engine:
         while len(self._launched) > left:
             plan, launched = self._launched.popleft()
             chosen = launched.read()
-            outputs += commit(plan, chosen, self.scheduler)
+            done = commit(plan, chosen, self.scheduler)
+            outputs += done
             if self.speculator is not None:
                 self.speculator.learn(plan, chosen)
+                for output in done:
+                    if output.finish_reason is not None:
+                        self.speculator.forget(output.request)
             self.charges.settle(plan, [plan for plan, _ in self._launched])
         return outputs
 
@@ -127,8 +144,3 @@ class Engine:
             self.step()
         assert request.finish_reason is FinishReason.LENGTH
         self.charges.waive(request)
-
-    def _count(self, seconds: float, *, stepped: bool) -> None:
-        if stepped:
-            self.clock.steps += 1
-            self.clock.last_ms = seconds * 1e3

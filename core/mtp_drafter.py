@@ -11,7 +11,10 @@ from torch import Tensor
 
 from headrace.core.batch import Batch
 from headrace.core.models.base import MtpHead
-from headrace.core.sampler import Sampler
+from headrace.core.sampler import Guess, Sampler
+
+# On a CPU a further guess costs a fifth of a step, so it must stand this often to be worth making.
+LEAST_HOPE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class DraftRows:
 class Drafted:
     """What was drafted, K tokens deep."""
 
-    tokens: Tensor  # [Q, K] int64
+    tokens: Tensor  # [Q, K] int64; -1 where the drafter gave up before
     confidences: Tensor  # [Q, K] float32: the module's own probability of each
 
 
@@ -94,35 +97,71 @@ class MtpDrafter:
             ahead: 1..depth.
             greedy: none of these slots wants its drafts drawn.
         """
-        tokens: list[Tensor] = []
-        confidences: list[Tensor] = []
+        if hidden.is_cuda:
+            return self._draft_all(hidden, rows, ahead, greedy=greedy)
+        return self._draft_hopeful(hidden, rows, ahead, greedy=greedy)
+
+    def _draft_all(self, hidden: Tensor, rows: DraftRows, ahead: int, *, greedy: bool) -> Drafted:
+        guesses: list[Guess] = []
         positions = rows.positions
         for place in range(ahead):
             if place:
                 positions = (positions + 1).clamp(max=self._last_position)
-                hidden = self._mtp.forward(self._batch(tokens[-1], positions, rows), hidden, self._kv)
-            guess = self._sampler.guess(self._mtp.logits(hidden), rows.slots, positions + 2, greedy=greedy)
-            if guess.probs is not None and self.probs is not None:
-                self.probs[rows.slots * self.depth + place] = guess.probs
-            tokens.append(guess.tokens)
-            confidences.append(guess.confidence)
-        return Drafted(torch.stack(tokens, 1), torch.stack(confidences, 1))
+                batch = self._batch(guesses[-1].tokens, positions, rows.block_tables)
+                hidden = self._mtp.forward(batch, hidden, self._kv)
+            guesses.append(self._guess(hidden, rows.slots, positions + 2, place, greedy=greedy))
+        return Drafted(
+            torch.stack([guess.tokens for guess in guesses], 1),
+            torch.stack([guess.confidence for guess in guesses], 1),
+        )
+
+    def _draft_hopeful(self, hidden: Tensor, rows: DraftRows, ahead: int, *, greedy: bool) -> Drafted:
+        """The same, but only rows whose guesses so far may well be right go on: nothing waits for a CPU."""
+        shape = (len(rows.slots), ahead)
+        drafted = Drafted(torch.full(shape, -1), torch.zeros(shape))
+        alive, positions, slots, tables = (
+            torch.arange(shape[0]),
+            rows.positions,
+            rows.slots,
+            rows.block_tables,
+        )
+        guess = self._guess(hidden, slots, positions + 2, 0, greedy=greedy)
+        tokens, hope = guess.tokens, guess.confidence
+        for place in range(ahead):
+            drafted.tokens[alive, place], drafted.confidences[alive, place] = tokens, guess.confidence
+            kept = (hope >= LEAST_HOPE).nonzero()[:, 0]
+            if place == ahead - 1 or not len(kept):
+                break
+            if len(kept) < len(alive):
+                alive, tokens, hope, hidden = alive[kept], tokens[kept], hope[kept], hidden[kept]
+                positions, slots, tables = positions[kept], slots[kept], tables[kept]
+            positions = (positions + 1).clamp(max=self._last_position)
+            hidden = self._mtp.forward(self._batch(tokens, positions, tables), hidden, self._kv)
+            guess = self._guess(hidden, slots, positions + 2, place + 1, greedy=greedy)
+            tokens, hope = guess.tokens, hope * guess.confidence
+        return drafted
+
+    def _guess(self, hidden: Tensor, slots: Tensor, positions: Tensor, place: int, *, greedy: bool) -> Guess:
+        guess = self._sampler.guess(self._mtp.logits(hidden), slots, positions, greedy=greedy)
+        if guess.probs is not None and self.probs is not None:
+            self.probs[slots * self.depth + place] = guess.probs
+        return guess
 
     def probs_at(self, slots: Tensor, depths: Tensor, sampled: Tensor) -> Tensor:
         """Rows of `probs` of the drafts at these depths; -1 where none was drawn. All [S]."""
         return torch.where(sampled, slots * self.depth + depths, -1)
 
-    def _batch(self, token_ids: Tensor, positions: Tensor, rows: DraftRows) -> Batch:
+    def _batch(self, token_ids: Tensor, positions: Tensor, tables: Tensor) -> Batch:
         count = len(positions)
         in_table = positions // self._block_size
-        blocks = rows.block_tables.gather(1, in_table.unsqueeze(1)).squeeze(1).long()
+        blocks = tables.gather(1, in_table.unsqueeze(1)).squeeze(1).long()
         return Batch(
             token_ids=token_ids,
             positions=positions,
             slot_mapping=blocks * self._block_size + positions % self._block_size,
             query_starts=torch.arange(count + 1, dtype=torch.int32, device=positions.device),
             context_lens=(positions + 1).int(),
-            block_tables=rows.block_tables,
+            block_tables=tables,
             num_decodes=count,
             max_query_len=1,
             max_context_len=self._max_model_len,

@@ -124,12 +124,8 @@ class Scheduler:
         return True
 
     def decoding(self) -> list[Request]:
-        """The requests whose next step yields tokens, and whose tokens are all known: drafts may follow them."""
-        return [
-            request
-            for request in self._roster.running.snapshot()
-            if request.state is _DECODE and not request.in_flight
-        ]
+        """The requests of which every step yields tokens. Drafts may follow those that are not in flight."""
+        return [request for request in self._roster.running.snapshot() if request.state is _DECODE]
 
     def schedule(self, wanted: Wanted = NOTHING) -> StepPlan | None:
         """The next step, or None if nothing can run now. At most one earlier step may be uncommitted.

@@ -1,7 +1,7 @@
 """Decides what each step shall verify: asks the drafters, remembers what the model drafted, learns what held.
 
-Owns the drafts in waiting and the counters of speculation. Knows no tensor and no block: the scheduler may grant
-less. Called by core/engine.py around each step.
+Owns the drafts in waiting, what is known of their worth, and the counters of speculation. Knows no tensor and no
+block: the scheduler may grant less. Called by core/engine.py around each step.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 
 from headrace.core.launched import Chosen
 from headrace.core.plan import StepPlan
-from headrace.core.policy import Wanted
+from headrace.core.policy import NOTHING, Wanted
 from headrace.core.request import Request, RequestState
 from headrace.core.sampler import draws
+from headrace.core.speculation.calibration import Calibration
+from headrace.core.speculation.pace import Pace
+from headrace.core.speculation.planner import choose
 from headrace.core.speculation.proposal import HostDrafter, Proposal
+from headrace.core.speculation.step_costs import StepCosts
 from headrace.ipc.limits import MAX_DRAFTS
 
 MTP = "mtp"
+# While speculation rests the host's drafters go on reading, every few steps and for few requests.
+LOOK_EVERY, LOOK_AT = 4, 32
+LIKELY = 0.6
 
 
 @dataclass(slots=True)
@@ -45,14 +52,37 @@ class Speculator:
         self._limit = limit
         self._exact = exact
         self._waiting: dict[Request, tuple[int, Proposal]] = {}  # and the tokens known when it was made
+        self._calibration = Calibration()
+        self._pace = Pace()
+        self._costs: StepCosts | None = None
+        self._naps = 0
+
+    def use_costs(self, costs: StepCosts) -> None:
+        """From now on verify what pays; until then everything that is offered."""
+        self._costs = costs
+
+    def awake(self, running: Sequence[Request]) -> bool:
+        """Whether the next step may speculate, so that nothing must be in flight before it."""
+        if self._costs is None or self._pace.awake(len(running)):
+            return True
+        self._naps += 1
+        if self._naps % LOOK_EVERY or len(running) > LOOK_AT or not self._sees_something(running):
+            return False
+        self._pace.wake()
+        return True
 
     def propose(self, decoding: Sequence[Request]) -> Wanted:
         """What the next step shall verify and draft. Every token of these requests is known."""
-        proposals: dict[Request, Proposal] = {}
-        for request in decoding:
-            offers = self._offers(request)
-            if offers:
-                proposals[request] = offers[0]
+        self._calibration.step()
+        best = [self._best(request) for request in decoding]
+        counts = self._choose([offer for _, offer in best])
+        proposals = {
+            request: proposal.cut(count)
+            for request, (proposal, _), count in zip(decoding, best, counts, strict=True)
+            if proposal is not None and count
+        }
+        if self._costs is not None and not self._pace.keep_on(pays=bool(proposals), running=len(decoding)):
+            return NOTHING
         return Wanted(proposals, self._ahead)
 
     def learn(self, plan: StepPlan, chosen: Chosen) -> None:
@@ -63,22 +93,53 @@ class Speculator:
             for row, accepted in zip(sampling, chosen.accepted, strict=True):
                 if row.drafts is not None:
                     self._count(row.drafts, accepted)
+        self._waiting = {}
         if not plan.ahead:
             return
-        self._waiting = {}
         for row, tokens, confidences in zip(sampling, chosen.drafts, chosen.confidences, strict=True):
             request = row.request
             if request.state is RequestState.DECODE:
                 sampled = draws(request.sampling, exact=self._exact)
-                self._waiting[request] = (
-                    len(request.token_ids),
-                    Proposal(MTP, tokens, confidences, sampled),
-                )
+                count = tokens.index(-1) if -1 in tokens else len(tokens)
+                proposal = Proposal(MTP, tokens, confidences, sampled).cut(count)
+                self._waiting[request] = (len(request.token_ids), proposal)
+
+    def observe(self, plan: StepPlan, ms: float, *, waited: bool) -> None:
+        """A step took so long; `waited`: it was committed before the next one was made."""
+        if self._costs is not None and plan.num_decodes + plan.num_drafted == len(plan.rows):
+            self._costs.observe(len(plan.rows), plan.num_tokens, ms, drafting=plan.ahead > 0, waited=waited)
 
     def forget(self, request: Request) -> None:
         """It ended."""
+        self._waiting.pop(request, None)
         for drafter in self._drafters:
             drafter.forget(request)
+
+    def _sees_something(self, running: Sequence[Request]) -> bool:
+        """The host's drafters have a likely proposal for a quarter of the requests, as far as tokens are known."""
+        found = 0
+        for request in running:
+            for drafter in self._drafters:
+                if request.sampling.speculation in ("auto", drafter.name):
+                    proposal = drafter.propose(request, 1)
+                    if proposal is not None:
+                        sure = proposal.confidences[0]
+                        found += self._calibration.probability(drafter.name, 1, sure) > LIKELY
+        return found * 4 >= max(len(running), 1)
+
+    def _best(self, request: Request) -> tuple[Proposal | None, list[float]]:
+        """The proposal that is expected to yield most, and the probability that each of its drafts is accepted."""
+        best: tuple[Proposal | None, list[float]] = (None, [])
+        most = 0.0
+        for proposal in self._offers(request):
+            offer = [
+                self._calibration.probability(proposal.drafter, depth, confidence)
+                for depth, confidence in enumerate(proposal.confidences, 1)
+            ]
+            worth = expected(offer)
+            if worth > most:
+                best, most = (proposal, offer), worth
+        return best
 
     def _offers(self, request: Request) -> list[Proposal]:
         wish = request.sampling.speculation
@@ -93,9 +154,34 @@ class Speculator:
                     offers.append(proposal)
         return offers
 
+    def _choose(self, offers: Sequence[Sequence[float]]) -> list[int]:
+        costs = self._costs
+        if costs is None:
+            return [len(offer) for offer in offers]
+        rows = len(offers)
+        return choose(
+            offers,
+            rows,
+            lambda tokens: costs.verify_ms(tokens) if tokens > rows else costs.plain_ms(rows),
+            costs.most_tokens - rows,
+            overhead_ms=costs.draft_ms(rows) if self._ahead else 0.0,
+        )
+
     def _count(self, drafts: Proposal, accepted: int) -> None:
         counters = self.counters
         counters.rows += 1
         counters.drafted += len(drafts.tokens)
         for place in range(accepted):
             counters.accepted[place] += 1
+        # What stood behind a wrong draft was never judged.
+        for depth, confidence in enumerate(drafts.confidences[: accepted + 1], 1):
+            self._calibration.record(drafts.drafter, depth, confidence, depth <= accepted)
+
+
+def expected(offer: Sequence[float]) -> float:
+    """Drafts that will be accepted, given the probability of each after those before it."""
+    total, reached = 0.0, 1.0
+    for probability in offer:
+        reached *= probability
+        total += reached
+    return total

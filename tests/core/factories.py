@@ -89,7 +89,7 @@ def guesses(scheduler: Scheduler, rng: random.Random, *, ahead: int = 0) -> Want
     proposals: dict[Request, Proposal] = {}
     for request in scheduler.decoding():
         count = rng.randrange(9)
-        if not count:
+        if request.in_flight or not count:
             continue
         at = len(request.token_ids)
         right = [fake_token(request.sampling.seed, at + i) for i in range(count)]
