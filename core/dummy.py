@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from headrace.config import Quantization
-from headrace.kernels.fp8_block import Fp8Weight, empty_fp8_weight, fp8_weight
+from headrace.core.tensor_source import WIDENED, Fp8Storage
+from headrace.kernels.fp8_block import Fp8Weight, fp8_weight
 
 STDDEV = 0.02
 TABLE_BITS = 16
@@ -31,14 +32,14 @@ class DummySource:
         device: torch.device,
         *,
         quantization: Quantization = "",
-        keep_fp8: bool = False,
+        storage: Fp8Storage = WIDENED,
     ) -> None:
-        """`quantization` rounds the weights of products; `keep_fp8` also stores them so."""
+        """`quantization` rounds the weights of products, which are held as `storage` says."""
         self._seed = seed
         self._dtype = dtype
         self._device = device
         self._quantize = quantization == "fp8"
-        self._keep = keep_fp8
+        self._storage = storage
         self._rounded: set[str] = set()
         self._table = torch.tensor(_quantiles(), device=device) * STDDEV
 
@@ -47,8 +48,8 @@ class DummySource:
 
     def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
         if self._quantize and in_blocks:
-            if self._keep:
-                return empty_fp8_weight(*shape, device=self._device)
+            if self._storage.keep:
+                return self._storage.empty(*shape, dtype=self._dtype, device=self._device)
             self._rounded.update(names)
         return self.empty(*shape)
 

@@ -4,13 +4,29 @@ So stacked and fused weights are filled in place and nothing exists twice. Imple
 dummy weights, and by the recorder, which makes a builder tell what it needs. Called by core/models.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.kernels.fp8_block import BLOCK, Fp8Weight
+from headrace.kernels.fp8_block import BLOCK, Fp8Weight, empty_fp8_weight
 from headrace.kernels.rms_norm import NormWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Storage:
+    """How a source holds weights of products that are fp8 or rounded to it."""
+
+    keep: bool  # in fp8; else widened to the model's dtype
+    copies: bool  # dense ones in the model's dtype too
+
+    def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Fp8Weight:
+        return empty_fp8_weight(*shape, device=device, wide=dtype if self.copies else None)
+
+
+WIDENED = Fp8Storage(keep=False, copies=False)
 
 
 class TensorSource(Protocol):
@@ -33,15 +49,18 @@ class TensorSource(Protocol):
 
 
 class Recorder:
-    """A source that only notes what is asked of it: name -> shape."""
+    """A source that only notes what is asked of it: name -> shape, and the numbers in dense products."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dense_numbers = 0
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
+        if len(shape) == 2 and in_blocks:
+            self.dense_numbers += math.prod(shape)
         return self.empty(*shape)
 
     def fill(self, name: str, target: Tensor | Fp8Weight) -> None:

@@ -24,8 +24,8 @@ from headrace.core.safetensors_index import (
     digest_files,
     open_checkpoint,
 )
-from headrace.core.tensor_source import Recorder
-from headrace.kernels.fp8_block import BLOCK, Fp8Weight, empty_fp8_weight, fp8_block_dequantize, fp8_weight
+from headrace.core.tensor_source import Fp8Storage, Recorder
+from headrace.kernels.fp8_block import BLOCK, Fp8Weight, fp8_block_dequantize, fp8_weight
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
@@ -33,6 +33,7 @@ SCALE_SUFFIX = "_scale_inv"
 FLOATS = ("F32", "BF16", "F16")
 FP8 = "F8_E4M3"
 NAMES_SHOWN = 8  # in an error
+COPIES_SHARE = 1 / 16  # of a card's memory that wide copies of fp8 weights may take
 
 
 def load_model(
@@ -62,15 +63,16 @@ def load_model(
     """
     spec = read_spec(path)
     keep = device.type == "cuda" if keep_fp8 is None else keep_fp8
+    storage = Fp8Storage(keep=keep, copies=keep and _affords_copies(spec, dtype, device))
     with torch.no_grad():
         if load_format == "dummy":
-            dummy = DummySource(seed, dtype, device, quantization=quantization, keep_fp8=keep)
+            dummy = DummySource(seed, dtype, device, quantization=quantization, storage=storage)
             return build_decoder(spec, dummy, device)
         with open_checkpoint(path) as checkpoint:
             spec = _with_present_mtp(spec, checkpoint.tensors)
             check_tensors(needed_shapes(spec), checkpoint.tensors, spec)
             source = CheckpointSource(
-                checkpoint, dtype, device, quantize=quantization == "fp8", keep=keep, progress=progress
+                checkpoint, dtype, device, quantize=quantization == "fp8", storage=storage, progress=progress
             )
             return build_decoder(spec, source, device)
 
@@ -92,9 +94,21 @@ def fingerprint(
 
 def needed_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor the model is built from: the builder itself tells."""
+    return _recorded(spec).shapes
+
+
+def _recorded(spec: ModelSpec) -> Recorder:
     recorder = Recorder()
     build_decoder(replace(spec, max_position=1), recorder, torch.device("meta"))
-    return recorder.shapes
+    return recorder
+
+
+def _affords_copies(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the dense products, which are few beside the experts, may also lie wide in a card's memory."""
+    if device.type != "cuda":
+        return False
+    total = torch.cuda.get_device_properties(device).total_memory
+    return _recorded(spec).dense_numbers * dtype.itemsize <= total * COPIES_SHARE
 
 
 def check_tensors(
@@ -141,14 +155,14 @@ class CheckpointSource:
         device: torch.device,
         *,
         quantize: bool,
-        keep: bool,
+        storage: Fp8Storage,
         progress: Progress | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
         self._quantize = quantize
-        self._keep = keep
+        self._storage = storage
         self._progress = progress
         self._rounded: set[str] = set()
         self._total = sum(info.num_bytes for info in checkpoint.tensors.values())
@@ -159,8 +173,8 @@ class CheckpointSource:
 
     def product(self, names: tuple[str, ...], *shape: int, in_blocks: bool) -> Tensor | Fp8Weight:
         wide = [name for name in names if self._checkpoint.tensors[name].dtype != FP8]
-        if in_blocks and self._keep and (self._quantize or not wide):
-            return empty_fp8_weight(*shape, device=self._device)
+        if in_blocks and self._storage.keep and (self._quantize or not wide):
+            return self._storage.empty(*shape, dtype=self._dtype, device=self._device)
         if in_blocks and self._quantize:
             self._rounded.update(wide)
         return self.empty(*shape)
@@ -185,8 +199,7 @@ class CheckpointSource:
 
 def _fill_from_fp8(data: Tensor, scale: Tensor, target: Tensor | Fp8Weight) -> None:
     if isinstance(target, Fp8Weight):
-        target.values.copy_(data)
-        target.scale_inv.copy_(scale)
+        target.fill_(data, scale)
     else:
         scale_inv = scale.to(target.device, torch.float32)
         target.copy_(fp8_block_dequantize(data.to(target.device), scale_inv, target.dtype))

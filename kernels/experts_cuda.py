@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.expert_sort import launch_expert_sort
+from headrace.kernels.experts_fp8 import experts_fp8
 from headrace.kernels.experts_many import launch_down_many, launch_gate_up_many, takes_many
 from headrace.kernels.experts_one import launch_experts_one
 from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_down, launch_gate_up
 from headrace.kernels.fp8_block import Fp8Weight
-from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
 
 FULL_TILE = 128  # tokens of a tile from which products are bound by the tensor cores
 
@@ -41,12 +41,12 @@ def experts_cuda(
     if x.stride(1) != 1 or not scales.is_contiguous():
         raise ValueError(f"x, scales: rows must be contiguous, strides {x.stride()}, {scales.stride()}")
     T, top_k = ids.shape
-    if T == 1 and tuning is None:
-        return launch_experts_one(x, gate_up, down, ids, scales, base)
     if isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight):
-        return _fp8(x, gate_up, down, ids, scales, base)
+        return experts_fp8(x, gate_up, down, ids, scales, base)
     if isinstance(gate_up, Fp8Weight) or isinstance(down, Fp8Weight):
         raise ValueError("gate_up, down: either both are fp8 or neither")
+    if T == 1 and tuning is None:
+        return launch_experts_one(x, gate_up, down, ids, scales, base)
     per_expert = ids.numel() // gate_up.shape[0]
     if tuning is None:
         tuning = experts_tuning(per_expert)
@@ -90,17 +90,6 @@ def experts_tuning(per_expert: int) -> ExpertsTuning:
         gate_up=TileTuning(block_n=128, block_k=64, num_warps=8, num_stages=4),
         down=TileTuning(block_n=256, block_k=64, num_warps=8, num_stages=4),
     )
-
-
-def _fp8(
-    x: Tensor, gate_up: Fp8Weight, down: Fp8Weight, ids: Tensor, scales: Tensor, base: Tensor | None
-) -> Tensor:
-    """Both sides fp8. Tiles of 64 pairs throughout: larger ones were no faster, smaller ones are emulated."""
-    order = launch_expert_sort(ids, gate_up.shape[0], 64)
-    hidden = launch_fp8_tiles(launch_quantize_rows(x), gate_up, x.dtype, order=order, top_k=ids.shape[1])
-    rows = launch_quantize_rows(hidden, swiglu_first=True)
-    parts = launch_fp8_tiles(rows, down, x.dtype, order=order, shares=scales)
-    return launch_combine(parts, ids.shape[1], x.dtype, base)
 
 
 def _halved(tuning: ExpertsTuning) -> ExpertsTuning:

@@ -20,6 +20,8 @@ class Fp8Weight:
 
     values: Tensor  # [..., N, K] float8_e4m3fn
     scale_inv: Tensor  # [..., ceil(N / 128), ceil(K / 128)] float32
+    # The same in the model's dtype, where it is faster so for some numbers of tokens; of one weight only.
+    wide: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -37,26 +39,33 @@ class Fp8Weight:
         """A view of the rows first..last - 1 of one weight. `first` is a block's."""
         assert first % BLOCK == 0, f"row {first} lies inside a block of scales"
         scales = self.scale_inv[first // BLOCK : -(-last // BLOCK)]
-        return Fp8Weight(self.values[first:last], scales)
+        wide = None if self.wide is None else self.wide[first:last]
+        return Fp8Weight(self.values[first:last], scales, wide)
 
-    def quantize_(self, weight: Tensor) -> None:
-        """Take over [N, K] of any float type and device."""
-        values, scale_inv = fp8_block_quantize(weight.to(self.device))
+    def fill_(self, values: Tensor, scale_inv: Tensor) -> None:
+        """Take over [N, K] and its scales, from any device."""
         self.values.copy_(values)
         self.scale_inv.copy_(scale_inv)
+        if self.wide is not None:
+            self.wide.copy_(self.dequantize(self.wide.dtype))
+
+    def quantize_(self, weight: Tensor) -> None:
+        """Take over [N, K] of any float type, from any device."""
+        self.fill_(*fp8_block_quantize(weight.to(self.device)))
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[N, K]."""
         return fp8_block_dequantize(self.values, self.scale_inv, dtype)
 
 
-def empty_fp8_weight(*shape: int, device: torch.device) -> Fp8Weight:
-    """Memory for [..., N, K]."""
+def empty_fp8_weight(*shape: int, device: torch.device, wide: torch.dtype | None = None) -> Fp8Weight:
+    """Memory for [..., N, K]; of one weight with a wide copy of that dtype, if given."""
     *stack, N, K = shape
     blocks = (*stack, -(-N // BLOCK), -(-K // BLOCK))
     return Fp8Weight(
         torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
         torch.empty(blocks, dtype=torch.float32, device=device),
+        None if wide is None or stack else torch.empty(shape, dtype=wide, device=device),
     )
 
 

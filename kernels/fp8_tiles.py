@@ -18,7 +18,7 @@ from headrace.kernels.silu_mul_triton import swiglu
 
 _GROUP = 8
 _ROWS = 8  # a program quantises
-_LEAST = 1e-10  # scale of a group of zeros, times the format's largest number
+LEAST = 1e-10  # scale of a group of zeros, times the format's largest number
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,20 @@ def _fp8_tiles_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
     SORTED: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    num_tiles = tl.load(num_tiles_ptr) if SORTED else tl.cdiv(P, BLOCK_M)
+    num_tiles = tl.load(num_tiles_ptr) * PARTS if SORTED else tl.cdiv(P, BLOCK_M)
     i_tile, i_n = tile_of(num_tiles, tl.cdiv(N, BLOCK_N), GROUP)
-    if i_tile < num_tiles:
+    live = i_tile < num_tiles
+    if PARTS > 1:
+        # A part of one of the order's tiles may be empty.
+        live = tl.load(pairs_ptr + i_tile * BLOCK_M, mask=live, other=P) < P
+    if live:
         offs_m = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
         if SORTED:
-            i_e = tl.load(tile_experts_ptr + i_tile).to(tl.int64)
+            i_e = tl.load(tile_experts_ptr + i_tile // PARTS).to(tl.int64)
             b_pairs = tl.load(pairs_ptr + offs_m)
         else:
             i_e = tl.program_id(1).to(tl.int64)
@@ -111,15 +116,21 @@ def _fp8_tiles_kernel(
         p_x = x_ptr + rows[:, None] * K + offs_k[None, :]
         p_w = w_ptr + i_e * w_stride + offs_n.to(tl.int64)[None, :] * K + offs_k[:, None]
         p_x_scale = x_scale_ptr + rows * groups
-        p_w_scale = w_scale_ptr + (i_e * tl.cdiv(N, 128) + i_n * BLOCK_N // 128) * groups
+        # Of each column, where a tile is wider than a block of scales.
+        blocks_n = offs_n // 128 if BLOCK_N > 128 else i_n * BLOCK_N // 128
+        p_w_scale = w_scale_ptr + (i_e * tl.cdiv(N, 128) + blocks_n) * groups
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for group in tl.range(0, groups, num_stages=STAGES):
             k = group * 128
             k_mask = offs_k < K - k
             b_x = tl.load(p_x + k, mask=m_mask[:, None] & k_mask[None, :], other=0.0)
             b_w = tl.load(p_w + k, mask=n_mask[None, :] & k_mask[:, None], other=0.0)
-            scale = tl.load(p_x_scale + group, mask=m_mask, other=0.0) * tl.load(p_w_scale + group)
-            acc += tl.dot(b_x, b_w) * scale[:, None]
+            x_scale = tl.load(p_x_scale + group, mask=m_mask, other=0.0)
+            if BLOCK_N > 128:
+                w_scale = tl.load(p_w_scale + group, mask=n_mask, other=0.0)
+                acc += tl.dot(b_x, b_w) * (x_scale[:, None] * w_scale[None, :])
+            else:
+                acc += tl.dot(b_x, b_w) * (x_scale * tl.load(p_w_scale + group))[:, None]
         if SHARES:
             acc *= tl.load(shares_ptr + b_pairs, mask=m_mask, other=0.0)[:, None]
         p_out = out_ptr + b_pairs.to(tl.int64)[:, None] * N + offs_n[None, :]
@@ -142,7 +153,7 @@ def launch_quantize_rows(x: Tensor, *, swiglu_first: bool = False) -> Fp8Rows:
         K=K,
         x_stride=x.stride(0),
         LARGEST=E4M3_MAX,
-        LEAST=_LEAST,
+        LEAST=LEAST,
         ROWS=_ROWS,
         BLOCK=BLOCK,
         SWIGLU=swiglu_first,
@@ -170,7 +181,7 @@ def launch_fp8_tiles(
         order: of P pairs.
         top_k: pairs that share a row.
         shares: [P] float32, what each pair's product is multiplied by.
-        tuning: None = the table's; block_m is the order's where there is one.
+        tuning: None = the table's; its block_m divides the order's where there is one.
 
     Returns:
         [R, N] or [P, N].
@@ -183,9 +194,10 @@ def launch_fp8_tiles(
     P = x.values.shape[0] * top_k
     out = torch.empty(P, N, dtype=dtype, device=x.values.device)
     tuning = fp8_tuning(P, N, order) if tuning is None else tuning
-    block_m = tuning.block_m if order is None else order.block
-    block_n = tuning.block_n
-    tiles = triton.cdiv(P, block_m) if order is None else order.max_tiles
+    block_m, block_n = tuning.block_m, tuning.block_n
+    if order is not None and order.block % block_m:
+        raise ValueError(f"tuning: tiles of {block_m} rows do not divide the order's of {order.block}")
+    tiles = triton.cdiv(P, block_m) if order is None else order.max_tiles * (order.block // block_m)
     _fp8_tiles_kernel[(tiles * triton.cdiv(N, block_n),)](
         x_ptr=x.values,
         x_scale_ptr=x.scales,
@@ -205,6 +217,7 @@ def launch_fp8_tiles(
         BLOCK_N=block_n,
         STAGES=tuning.num_stages,
         GROUP=_GROUP,
+        PARTS=1 if order is None else order.block // block_m,
         SORTED=order is not None,
         SHARES=shares is not None,
         num_warps=tuning.num_warps,

@@ -1,7 +1,7 @@
 """Matrix products with a weight stored as Hugging Face stores it, rows = outputs. Called by the model layers.
 
 A weight is a tensor, or fp8 with a scale for each 128x128 block. On a card one token takes a kernel that streams
-the weight (kernels/linear_one.py); more take the vendor's product, or for fp8 kernels/fp8_tiles.py.
+the weight (kernels/linear_one.py, linear_one_fp8.py); more take the vendor's product, or kernels/linear_fp8.py.
 """
 
 import torch
@@ -26,9 +26,7 @@ def linear_ref(x: Tensor, weight: Tensor | Fp8Weight) -> Tensor:
 def norm_linear(x: Tensor, norm: NormWeight, weight: Tensor | Fp8Weight) -> Tensor:
     """linear(rms_norm(x)): [T, K] x [N, K] -> [T, N]; one launch for one token."""
     if x.is_cuda and x.shape[0] == 1:
-        from headrace.kernels.linear_one import launch_linear_one
-
-        return launch_linear_one(x, weight, None, norm=norm)
+        return _one_token(x, weight, None, norm)
     return linear(rms_norm(x, norm), weight)
 
 
@@ -53,14 +51,25 @@ def _tensor(weight: Tensor | Fp8Weight, dtype: torch.dtype) -> Tensor:
 
 def _linear_cuda(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor | None) -> Tensor:
     if x.shape[0] == 1:
-        from headrace.kernels.linear_one import launch_linear_one
-
-        return launch_linear_one(x, weight, residual)
+        return _one_token(x, weight, residual, None)
     if isinstance(weight, Fp8Weight):
-        from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
+        if weight.wide is None:
+            from headrace.kernels.linear_fp8 import linear_fp8
 
-        out = launch_fp8_tiles(launch_quantize_rows(x), weight, x.dtype)
-        return out if residual is None else residual.add_(out)
+            return linear_fp8(x, weight, residual)
+        weight = weight.wide
     if residual is not None:
         return residual.addmm_(x, weight.t())
     return F.linear(x, weight)
+
+
+def _one_token(
+    x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor | None, norm: NormWeight | None
+) -> Tensor:
+    if isinstance(weight, Fp8Weight):
+        from headrace.kernels.linear_one_fp8 import launch_linear_one_fp8
+
+        return launch_linear_one_fp8(x, weight, residual, norm=norm)
+    from headrace.kernels.linear_one import launch_linear_one
+
+    return launch_linear_one(x, weight, residual, norm=norm)

@@ -17,13 +17,14 @@ from headrace.core.models.ffn import SparseFfn
 from headrace.core.models.gqa import GqaAttention
 from headrace.core.models.mla import MlaAttention
 from headrace.core.safetensors_index import open_checkpoint
-from headrace.core.tensor_source import take_rows
+from headrace.core.tensor_source import Fp8Storage, take_rows
 from headrace.core.weights import fingerprint, load_model
 from headrace.kernels.fp8_block import Fp8Weight, fp8_block_quantize
 from tests.core.hf_models import COMMON, TINY, save_tiny
 from tests.core.ragged import error_of_scale, random_tokens, whole
 
 CPU = torch.device("cpu")
+KEPT = Fp8Storage(keep=True, copies=False)
 SUMS = 1e-5  # float32 sums in another order
 # The rounded weights' effect on logits: 3 bits behind the leading one through a few layers of random weights.
 ROUNDING = 0.1
@@ -182,9 +183,20 @@ def test_weights_that_do_not_lie_in_blocks_stay_wide(tmp_path: Path) -> None:
 
 
 def test_parts_that_share_memory_must_begin_at_a_block() -> None:
-    source = DummySource(0, torch.float32, CPU, quantization="fp8", keep_fp8=True)
+    source = DummySource(0, torch.float32, CPU, quantization="fp8", storage=KEPT)
     assert isinstance(take_rows(source, (("a", 256), ("b", 72)), 128), Fp8Weight)
     assert isinstance(take_rows(source, (("c", 72), ("d", 256)), 128), Tensor)
+
+
+def test_a_wide_copy_holds_the_rounded_numbers() -> None:
+    source = DummySource(
+        0, torch.bfloat16, CPU, quantization="fp8", storage=Fp8Storage(keep=True, copies=True)
+    )
+    weight = take_rows(source, (("a", 256), ("b", 72)), 128)
+    assert isinstance(weight, Fp8Weight) and weight.wide is not None
+    assert torch.equal(weight.wide, weight.dequantize(torch.bfloat16))
+    stack = source.product(("c",), 3, 128, 128, in_blocks=True)
+    assert isinstance(stack, Fp8Weight) and stack.wide is None
 
 
 def test_dummy_weights_are_rounded_like_others(qwen_path: Path) -> None:
