@@ -87,6 +87,7 @@ class SpeculationConfig:
 
     drafters: Drafters = "auto"  # auto = whatever the checkpoint allows
     draft_tokens: int = 3  # that the model's own drafter looks ahead
+    model: str = ""  # folder of an EAGLE head, to be the model's own drafter; empty = the checkpoint's MTP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,13 @@ class Config:
         model = replace(
             self.model, path=str(path.resolve()), served_name=self.model.served_name or path.resolve().name
         )
-        resolved = replace(self, model=model)
+        speculation = self.speculation
+        if speculation.model:
+            head = Path(speculation.model)
+            if not (head / "config.json").is_file():
+                raise ConfigError(f"speculation.model: {head} has no config.json; give the folder of a head")
+            speculation = replace(speculation, model=str(head.resolve()))
+        resolved = replace(self, model=model, speculation=speculation)
         resolved.check()
         return resolved
 

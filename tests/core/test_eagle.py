@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.config import ConfigError, SpeculationConfig
+from headrace.config import (
+    CacheConfig,
+    Config,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
+from headrace.core.build import build
 from headrace.core.eagle_checkpoint import attach_eagle
 from headrace.core.models.decoder import Decoder
 from headrace.core.models.eagle import Eagle
@@ -176,6 +184,25 @@ def test_tokens_with_a_head_are_the_plain_tokens(
     assert engine.speculator.counters.drafted > 0
     if kind == "repeating" and sampling == "greedy":
         assert sum(engine.speculator.counters.accepted) > 10
+
+
+def test_the_configured_head_is_the_engines_drafter(model_path: Path, tmp_path: Path) -> None:
+    head = save_head(tmp_path / "head", make_tensors())
+    config = Config(
+        model=ModelConfig(path=str(model_path), device="cpu"),
+        cache=CacheConfig(num_blocks=64),
+        engine=EngineConfig(threads=1),
+        speculation=SpeculationConfig(drafters="mtp", model=str(head)),
+    )
+    assert isinstance(build(config.resolve()).model.mtp, Eagle)
+
+
+def test_a_configured_folder_without_a_head_is_refused_at_once(model_path: Path, tmp_path: Path) -> None:
+    config = Config(
+        model=ModelConfig(path=str(model_path)), speculation=SpeculationConfig(model=str(tmp_path))
+    )
+    with pytest.raises(ConfigError, match=r"speculation\.model"):
+        config.resolve()
 
 
 @pytest.mark.parametrize(
