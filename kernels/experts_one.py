@@ -1,7 +1,7 @@
 """The routed experts of a single token: two launches that read each chosen weight once, at full bandwidth.
 
 Products are plain multiplications and sums: one token leaves the tensor cores nothing to do. The sum over the
-token's experts is inside the second launch, in their order. Called by experts on a card.
+token's experts is inside the second launch, in their order. fp8: experts_one_fp8.py. Called by experts on a card.
 """
 
 import torch
@@ -10,8 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.dependent_launch import dependent, wait_and_release
-from headrace.kernels.fp8_block import BLOCK, Fp8Weight
-from headrace.kernels.linear_one import spread_scales
 from headrace.kernels.silu_mul_triton import swiglu
 
 
@@ -19,7 +17,6 @@ from headrace.kernels.silu_mul_triton import swiglu
 def _gate_up_one_kernel(
     x_ptr,  # [D]
     w_ptr,  # [E, 2F, D]
-    scale_ptr,  # [E, 2F / 128, D / 128] where FP8
     ids_ptr,  # [K] int64
     out_ptr,  # [K, F]
     D,
@@ -27,7 +24,6 @@ def _gate_up_one_kernel(
     w_stride,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_n = tl.program_id(0)
@@ -40,11 +36,8 @@ def _gate_up_one_kernel(
     n_mask = offs_n < F
     p_gate = w_ptr + i_e * w_stride + offs_n.to(tl.int64)[:, None] * D + offs_k[None, :]
     up = F.to(tl.int64) * D
-    i_gate = (i_e * (2 * F // 128) + i_n * BLOCK_N // 128) * tl.cdiv(D, 128)
-    i_up = i_gate + F // 128 * tl.cdiv(D, 128)
     b_gate = tl.zeros([BLOCK_N], tl.float32)
     b_up = tl.zeros([BLOCK_N], tl.float32)
-    groups = tl.cdiv(D, 128)
     for k in range(0, D, BLOCK_K):
         k_mask = offs_k < D - k
         mask = n_mask[:, None] & k_mask[None, :]
@@ -53,15 +46,8 @@ def _gate_up_one_kernel(
         w_gate = w_gate.to(tl.float32)
         w_up = w_up.to(tl.float32)
         b_x = tl.load(x_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
-        if FP8:
-            first = k // 128
-            s_gate = spread_scales(scale_ptr + i_gate + first, groups - first, BLOCK_K)
-            s_up = spread_scales(scale_ptr + i_up + first, groups - first, BLOCK_K)
-            b_gate += tl.sum(w_gate * (b_x * s_gate)[None, :], 1)
-            b_up += tl.sum(w_up * (b_x * s_up)[None, :], 1)
-        else:
-            b_gate += tl.sum(w_gate * b_x[None, :], 1)
-            b_up += tl.sum(w_up * b_x[None, :], 1)
+        b_gate += tl.sum(w_gate * b_x[None, :], 1)
+        b_up += tl.sum(w_up * b_x[None, :], 1)
     out = swiglu(b_gate, b_up)
     tl.store(out_ptr + i_k * F + offs_n, out.to(out_ptr.dtype.element_ty), mask=n_mask)
 
@@ -70,7 +56,6 @@ def _gate_up_one_kernel(
 def _down_one_kernel(
     x_ptr,  # [K, F]
     w_ptr,  # [E, D, F]
-    scale_ptr,  # [E, D / 128, F / 128] where FP8
     ids_ptr,  # [K] int64
     shares_ptr,  # [K] float32
     out_ptr,  # [D]; added to where ADD
@@ -82,7 +67,6 @@ def _down_one_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr,
     ADD: tl.constexpr,
-    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_n = tl.program_id(0)
@@ -96,9 +80,8 @@ def _down_one_kernel(
     p_w = w_ptr + (b_ids * w_stride)[:, None, None] + (offs_n.to(tl.int64) * F)[None, :, None]
     p_w = p_w + offs_f[None, None, :]
     p_x = x_ptr + offs_k[:, None] * F + offs_f[None, :]
-    i_scale = (b_ids * tl.cdiv(D, 128) + i_n * BLOCK_N // 128) * tl.cdiv(F, 128)
     # All of its weights are under way before anything is multiplied, most before the launch ahead has ended.
-    weights = ()
+    weights = ()  # type: tuple[tl.tensor, ...]
     for f in tl.static_range(0, F, BLOCK_F):
         kf_mask = k_mask[:, None] & (offs_f < F - f)[None, :]
         weights = weights + (tl.load(p_w + f, mask=kf_mask[:, None, :] & n_mask[None, :, None], other=0.0),)
@@ -108,9 +91,6 @@ def _down_one_kernel(
     for i in tl.static_range(len(weights)):
         kf_mask = k_mask[:, None] & (offs_f < F - i * BLOCK_F)[None, :]
         b_x = tl.load(p_x + i * BLOCK_F, mask=kf_mask, other=0.0).to(tl.float32) * b_shares[:, None]
-        if FP8:
-            # Where FP8, a step of this loop is one column of blocks.
-            b_x = b_x * tl.load(scale_ptr + i_scale + i * BLOCK_F // 128, mask=k_mask, other=0.0)[:, None]
         acc += tl.sum(weights[i].to(tl.float32) * b_x[:, None, :], 2)
     out = tl.sum(acc, 0)
     if ADD:
@@ -120,8 +100,8 @@ def _down_one_kernel(
 
 def launch_experts_one(
     x: Tensor,
-    gate_up: Tensor | Fp8Weight,
-    down: Tensor | Fp8Weight,
+    gate_up: Tensor,
+    down: Tensor,
     ids: Tensor,
     shares: Tensor,
     base: Tensor | None,
@@ -134,50 +114,40 @@ def launch_experts_one(
         blocks: outputs a program makes, of gate_up and of down.
         warps: of a program of each.
     """
-    w_up = gate_up.values if isinstance(gate_up, Fp8Weight) else gate_up
-    w_down = down.values if isinstance(down, Fp8Weight) else down
     D, K = x.shape[1], ids.shape[1]
-    F = w_down.shape[2]
-    for name, weight in (("gate_up", w_up), ("down", w_down)):
+    F = down.shape[2]
+    for name, weight in (("gate_up", gate_up), ("down", down)):
         if not weight.is_contiguous():
             raise ValueError(f"{name}: must be contiguous, strides are {weight.stride()}")
-    if isinstance(gate_up, Fp8Weight) and (F % BLOCK or BLOCK % blocks[0] or BLOCK % blocks[1]):
-        raise ValueError(
-            f"gate_up: halves of {F} rows or {blocks} do not fit {BLOCK}x{BLOCK} blocks of scales"
-        )
     hidden = torch.empty(K, F, dtype=x.dtype, device=x.device)
     _gate_up_one_kernel[(triton.cdiv(F, blocks[0]), K)](
         x_ptr=x,
-        w_ptr=w_up,
-        scale_ptr=gate_up.scale_inv if isinstance(gate_up, Fp8Weight) else None,
+        w_ptr=gate_up,
         ids_ptr=ids,
         out_ptr=hidden,
         D=D,
         F=F,
-        w_stride=w_up.stride(0),
+        w_stride=gate_up.stride(0),
         BLOCK_N=blocks[0],
-        BLOCK_K=min(max(triton.next_power_of_2(D), BLOCK), 2048),
-        FP8=isinstance(gate_up, Fp8Weight),
+        BLOCK_K=min(max(triton.next_power_of_2(D), 128), 2048),
         num_warps=warps[0],
         **dependent(x),
     )
     out = torch.empty_like(x) if base is None else base
     _down_one_kernel[(triton.cdiv(D, blocks[1]),)](
         x_ptr=hidden,
-        w_ptr=w_down,
-        scale_ptr=down.scale_inv if isinstance(down, Fp8Weight) else None,
+        w_ptr=down,
         ids_ptr=ids,
         shares_ptr=shares,
         out_ptr=out,
         K=K,
         D=D,
         F=F,
-        w_stride=w_down.stride(0),
+        w_stride=down.stride(0),
         K_BLOCK=triton.next_power_of_2(K),
         BLOCK_N=blocks[1],
-        BLOCK_F=BLOCK if isinstance(down, Fp8Weight) else min(triton.next_power_of_2(F), 256),
+        BLOCK_F=min(triton.next_power_of_2(F), 256),
         ADD=base is not None,
-        FP8=isinstance(down, Fp8Weight),
         num_warps=warps[1],
         **dependent(x),
     )

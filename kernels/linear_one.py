@@ -1,7 +1,7 @@
 """Products of one token with a weight, on a card: the weight is streamed once, each program owns some rows.
 
 What a program reads of the weight first is asked for before the launch ahead has ended (programmatic dependent
-launch), since weights depend on no launch. Weights may be fp8 with a scale for each 128x128 block. Called by linear.
+launch), since weights depend on no launch. fp8 weights: kernels/linear_one_fp8.py. Called by linear.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.dependent_launch import dependent, wait_and_release
-from headrace.kernels.fp8_block import BLOCK, Fp8Weight
 from headrace.kernels.rms_norm import NormWeight
 
 _MAX_BLOCK_K = 1024
@@ -29,19 +28,10 @@ class OneTuning:
 
 
 @triton.jit
-def spread_scales(p_scale, groups, BLOCK_K: tl.constexpr):
-    """[BLOCK_K]: each 128 numbers' scale, of which there are `groups` left to read."""
-    offs = tl.arange(0, BLOCK_K // 128)
-    scales = tl.load(p_scale + offs, mask=offs < groups, other=0.0)
-    return tl.reshape(tl.broadcast_to(scales[:, None], [BLOCK_K // 128, 128]), [BLOCK_K])
-
-
-@triton.jit
 def _linear_one_kernel(
     x_ptr,  # [K]
     gain_ptr,  # [K] where NORM
     w_ptr,  # [N, K]
-    scale_ptr,  # [N / 128, K / 128] where FP8
     out_ptr,  # [N]; added to where ADD
     N,
     K,
@@ -52,7 +42,6 @@ def _linear_one_kernel(
     STAGES: tl.constexpr,
     NORM: tl.constexpr,
     ADD: tl.constexpr,
-    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_n = tl.program_id(0)
@@ -67,11 +56,6 @@ def _linear_one_kernel(
     squares = b_x * b_x
     if NORM:
         b_x *= tl.load(gain_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
-    groups = tl.cdiv(K, 128)
-    # A program's rows share their block of rows.
-    i_scale = (i_n * BLOCK_N // 128) * groups
-    if FP8:
-        b_x *= spread_scales(scale_ptr + i_scale, groups, BLOCK_K)
     acc = b_w.to(tl.float32) * b_x[None, :]
     for k in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
         k_mask = offs_k < K - k
@@ -80,8 +64,6 @@ def _linear_one_kernel(
         if NORM:
             squares += b_x * b_x
             b_x *= tl.load(gain_ptr + k + offs_k, mask=k_mask, other=0.0).to(tl.float32)
-        if FP8:
-            b_x *= spread_scales(scale_ptr + i_scale + k // 128, groups - k // 128, BLOCK_K)
         acc += b_w.to(tl.float32) * b_x[None, :]
     out = tl.sum(acc, 1)
     if NORM:
@@ -93,7 +75,7 @@ def _linear_one_kernel(
 
 def launch_linear_one(
     x: Tensor,
-    weight: Tensor | Fp8Weight,
+    weight: Tensor,
     add_to: Tensor | None,
     tuning: OneTuning | None = None,
     norm: NormWeight | None = None,
@@ -110,40 +92,32 @@ def launch_linear_one(
     Returns:
         [1, N] in x's dtype.
     """
-    fp8 = isinstance(weight, Fp8Weight)
-    values = weight.values if isinstance(weight, Fp8Weight) else weight
-    N, K = values.shape
-    if x.shape != (1, K) or values.stride(1) != 1 or x.stride(1) != 1:
-        raise ValueError(f"weight: {tuple(values.shape)}, strides {values.stride()}; x is {tuple(x.shape)}")
-    tuning = one_tuning(K, fp8=fp8) if tuning is None else tuning
-    if fp8 and (BLOCK % tuning.block_n or tuning.block_k % BLOCK):
-        raise ValueError(f"tuning: {tuning} crosses the {BLOCK}x{BLOCK} blocks of scales")
+    N, K = weight.shape
+    if x.shape != (1, K) or weight.stride(1) != 1 or x.stride(1) != 1:
+        raise ValueError(f"weight: {tuple(weight.shape)}, strides {weight.stride()}; x is {tuple(x.shape)}")
+    tuning = one_tuning(K) if tuning is None else tuning
     out = torch.empty(1, N, dtype=x.dtype, device=x.device) if add_to is None else add_to
     _linear_one_kernel[(triton.cdiv(N, tuning.block_n),)](
         x_ptr=x,
         gain_ptr=None if norm is None else norm.gain,
-        w_ptr=values,
-        scale_ptr=weight.scale_inv if isinstance(weight, Fp8Weight) else None,
+        w_ptr=weight,
         out_ptr=out,
         N=N,
         K=K,
         eps=0.0 if norm is None else norm.eps,
-        w_stride=values.stride(0),
+        w_stride=weight.stride(0),
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
         NORM=norm is not None,
         ADD=add_to is not None,
-        FP8=fp8,
         num_warps=tuning.num_warps,
         **dependent(x),
     )
     return out
 
 
-def one_tuning(K: int, *, fp8: bool) -> OneTuning:
+def one_tuning(K: int) -> OneTuning:
     """Little in registers, so that many programs ask for their rows at once."""
-    block_k = min(max(triton.next_power_of_2(K), BLOCK), _MAX_BLOCK_K)
-    return OneTuning(
-        block_n=8 if fp8 else 4, block_k=2 * block_k if fp8 else block_k, num_warps=4, num_stages=3
-    )
+    block_k = min(max(triton.next_power_of_2(K), 128), _MAX_BLOCK_K)
+    return OneTuning(block_n=4, block_k=block_k, num_warps=4, num_stages=3)

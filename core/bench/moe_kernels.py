@@ -84,9 +84,8 @@ def sweep() -> list[KernelCase]:
     """Other launch choices of the products."""
     found = []
     for n, k, stages in product((2, 4, 8), (512, 1024, 2048), (2, 4)):
-        found.append(_one("qkv", 5120, 2048, OneTuning(n, k, 4, stages), fp8=False))
-        found.append(_one("qkv", 5120, 2048, OneTuning(2 * n, k, 4, stages), fp8=True))
-        found.append(_one("o", 2048, 4096, OneTuning(n, k, 4, stages), fp8=False))
+        found.append(_one("qkv", 5120, 2048, OneTuning(n, k, 4, stages)))
+        found.append(_one("o", 2048, 4096, OneTuning(n, k, 4, stages)))
     pairs = (
         ((4, 1), (4, 4)),
         ((4, 2), (4, 4)),
@@ -144,7 +143,7 @@ def _vendor(x: Tensor, weight: Tensor | Fp8Weight) -> Call:
     return partial(F.linear, x, weight)
 
 
-def _one(label: str, rows: int, cols: int, t: OneTuning, *, fp8: bool) -> KernelCase:
+def _one(label: str, rows: int, cols: int, t: OneTuning) -> KernelCase:
     """As the layer calls them: o added in place."""
 
     def calls(count: int) -> Sequence[Call]:
@@ -152,16 +151,15 @@ def _one(label: str, rows: int, cols: int, t: OneTuning, *, fp8: bool) -> Kernel
             partial(
                 launch_linear_one,
                 _random(1, cols),
-                _weight(rows, cols, fp8),
+                _random(rows, cols).mul_(cols**-0.5),
                 _random(1, rows) if label == "o" else None,
                 t,
             )
             for _ in range(count)
         ]
 
-    kind = "fp8" if fp8 else "bf16"
-    name = f"sweep {label} {kind} T=1 n{t.block_n} k{t.block_k} w{t.num_warps} s{t.num_stages}"
-    return KernelCase(name, rows * cols * (1 if fp8 else 2), 2 * rows * cols, calls)
+    name = f"sweep {label} bf16 T=1 n{t.block_n} k{t.block_k} w{t.num_warps} s{t.num_stages}"
+    return KernelCase(name, rows * cols * 2, 2 * rows * cols, calls)
 
 
 def _fp8_dense(tokens: int, rows: int, cols: int, t: Fp8Tuning) -> KernelCase:
@@ -316,12 +314,14 @@ def _sort_and_combine(moe: Moe, tokens: int, block_m: int) -> list[KernelCase]:
 
 def _experts_one(moe: Moe, blocks: tuple[int, int], warps: tuple[int, int]) -> KernelCase:
     def calls(count: int) -> Sequence[Call]:
-        stacks = _stacks(moe, False)
+        gate_up, down = _stacks(moe, False)
+        assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
         return [
             partial(
                 launch_experts_one,
                 _random(1, moe.hidden),
-                *stacks,
+                gate_up,
+                down,
                 *_choice(1, moe.experts, moe.top_k),
                 _random(1, moe.hidden),
                 blocks,

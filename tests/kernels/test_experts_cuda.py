@@ -87,17 +87,13 @@ def check_sort(tokens: int, num_experts: int, top_k: int, block: int, device: to
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 72, 40), (5, 3, 256, 128)], ids=str)
-@pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
-def test_one_token(shape: tuple[int, int, int, int], fp8: bool, device: torch.device) -> None:
+def test_one_token(shape: tuple[int, int, int, int], device: torch.device) -> None:
     from headrace.kernels.experts_one import launch_experts_one
 
-    args = make(1, shape, torch.float32, device, fp8=fp8)
-    if fp8 and shape[3] % 128:
-        with pytest.raises(ValueError, match="do not fit 128x128"):
-            launch_experts_one(*args, blocks=(32, 64))
-        return
-    expected = by_expert(*args)
-    assert_close("sum", launch_experts_one(*args, blocks=(32, 64)), expected)
+    x, gate_up, down, ids, scales, base = make(1, shape, torch.float32, device, fp8=False)
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
+    expected = by_expert(x, gate_up, down, ids, scales, base)
+    assert_close("sum", launch_experts_one(x, gate_up, down, ids, scales, base, blocks=(32, 64)), expected)
 
 
 def test_tiles_of_few_tokens(device: torch.device) -> None:

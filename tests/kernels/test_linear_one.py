@@ -22,12 +22,12 @@ def widen(weight: torch.Tensor | Fp8Weight) -> torch.Tensor:
     return weight.dequantize(torch.float32) if isinstance(weight, Fp8Weight) else weight.float()
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_streaming_product(dtype: torch.dtype, fp8: bool, device: torch.device) -> None:
+def test_streaming_product(dtype: torch.dtype, device: torch.device) -> None:
     from headrace.kernels.linear_one import OneTuning, launch_linear_one
 
-    x, weight, norm = make(1, 70, 300, dtype, device, fp8=fp8)
+    x, weight, norm = make(1, 70, 300, dtype, device, fp8=False)
+    assert isinstance(weight, torch.Tensor)
     tuning = OneTuning(block_n=32, block_k=256, num_warps=4, num_stages=2)
     found = launch_linear_one(x, weight, None, tuning, norm)
     assert_close("normed", found, norm_linear_ref(x.float(), norm, widen(weight)))
@@ -40,22 +40,15 @@ def test_streaming_product(dtype: torch.dtype, fp8: bool, device: torch.device) 
     assert_close("added", found, expected)
 
 
-def test_a_scale_block_that_a_tile_would_cross_is_refused(device: torch.device) -> None:
-    from headrace.kernels.linear_one import OneTuning, launch_linear_one
-
-    x, weight, _ = make(1, 128, 128, torch.float32, device, fp8=True)
-    with pytest.raises(ValueError, match="crosses the 128x128 blocks"):
-        launch_linear_one(x, weight, None, OneTuning(32, 64, 4, 2))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
 @pytest.mark.parametrize("shape", [(5120, 2048), (2048, 4096), (3648, 2048), (999, 1001)], ids=str)
 def test_products_on_the_card(shape: tuple[int, int], fp8: bool, device: torch.device) -> None:
     for tokens in (1, 7, 16, 63, 129, 1000):
         x, weight, norm = make(tokens, *shape, torch.bfloat16, device, fp8=fp8)
-        # Beyond one token an fp8 weight meets fp8 activations.
-        dtype = torch.float8_e4m3fn if fp8 and tokens > 1 else torch.bfloat16
+        # Many tokens, or inputs that are no whole blocks: an fp8 weight meets fp8 activations.
+        exact = not fp8 or tokens == 1 or (tokens <= 64 and shape[1] % 128 == 0)
+        dtype = torch.bfloat16 if exact else torch.float8_e4m3fn
         found = norm_linear(x, norm, weight)
         assert_close(f"normed, {tokens}", found, norm_linear_ref(x.float(), norm, widen(weight)), dtype)
         residual = normal(tokens, shape[0], dtype=torch.bfloat16, device=device)
