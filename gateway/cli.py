@@ -270,7 +270,7 @@ app.add_typer(bench, name="bench")
 
 @bench.command("engine", add_help_option=False, context_settings=FORWARDED)
 def bench_engine(context: typer.Context) -> None:
-    """Decode steps of one engine by batch size, beside their ceiling (-h for its flags)."""
+    """Decode, prefill and a trace on an engine, beside their ceilings and a peer (-h for its flags)."""
     _become("headrace.core.bench.engine", context)
 
 
@@ -284,6 +284,12 @@ def bench_accuracy(context: typer.Context) -> None:
 def bench_host_gap(context: typer.Context) -> None:
     """How long a card waits for the host between two steps (-h for its flags)."""
     _become("headrace.core.bench.host_gap", context)
+
+
+@bench.command("tune", add_help_option=False, context_settings=FORWARDED)
+def bench_tune(context: typer.Context) -> None:
+    """Choose the launches of a model's kernels on this card by measuring them (-h for its flags)."""
+    _become("headrace.core.bench.tune", context)
 
 
 @bench.command("gateway", add_help_option=False, context_settings=FORWARDED)

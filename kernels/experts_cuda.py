@@ -11,7 +11,9 @@ from headrace.kernels.experts_many import launch_down_many, launch_gate_up_many,
 from headrace.kernels.experts_one import launch_experts_one
 from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_down, launch_gate_up
 from headrace.kernels.fp8_block import Fp8Weight
+from headrace.kernels.tuned import tuned
 
+TIERS = (12, 32, 96)  # tokens of an expert from which larger tiles pay
 FULL_TILE = 128  # tokens of a tile from which products are bound by the tensor cores
 
 
@@ -49,7 +51,7 @@ def experts_cuda(
         return launch_experts_one(x, gate_up, down, ids, scales, base)
     per_expert = ids.numel() // gate_up.shape[0]
     if tuning is None:
-        tuning = experts_tuning(per_expert)
+        tuning = experts_tuning(per_expert, gate_up)
         if x.dtype is torch.float32:
             tuning = _halved(tuning)
     order = launch_expert_sort(ids, gate_up.shape[0], tuning.block_m)
@@ -65,21 +67,34 @@ def experts_cuda(
     return launch_combine(parts, top_k, x.dtype, base)
 
 
-def experts_tuning(per_expert: int) -> ExpertsTuning:
-    """By the mean number of tokens an expert gets: small tiles stream weights, large ones fill tensor cores."""
-    if per_expert < 12:
+def experts_tuning(per_expert: int, gate_up: Tensor | None = None) -> ExpertsTuning:
+    """By the mean number of tokens an expert gets: small tiles stream weights, large ones fill tensor cores.
+
+    Args:
+        per_expert: tokens.
+        gate_up: [E, 2F, D]; None = by the rule, whatever was measured.
+    """
+    tier = sum(per_expert >= bound for bound in TIERS)
+    if gate_up is not None and (found := tuned("experts", gate_up, (*gate_up.shape, tier))) is not None:
+        gate_up_choice, down_choice = TileTuning(**found["gate_up"]), TileTuning(**found["down"])
+        return ExpertsTuning(found["block_m"], gate_up_choice, down_choice)
+    return _rule(tier)
+
+
+def _rule(tier: int) -> ExpertsTuning:
+    if tier == 0:
         return ExpertsTuning(
             block_m=16,
             gate_up=TileTuning(block_n=32, block_k=128, num_warps=4, num_stages=4),
             down=TileTuning(block_n=64, block_k=128, num_warps=4, num_stages=4),
         )
-    if per_expert < 32:
+    if tier == 1:
         return ExpertsTuning(
             block_m=32,
             gate_up=TileTuning(block_n=64, block_k=128, num_warps=4, num_stages=3),
             down=TileTuning(block_n=64, block_k=128, num_warps=4, num_stages=3),
         )
-    if per_expert < 96:
+    if tier == 2:
         return ExpertsTuning(
             block_m=64,
             gate_up=TileTuning(block_n=64, block_k=64, num_warps=4, num_stages=4),

@@ -16,6 +16,7 @@ from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.gather_context import gather_context
 from headrace.kernels.long_rows import find_tile
 from headrace.kernels.online_softmax import LOG2_E, add_scores
+from headrace.kernels.tuned import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def gqa_prefill(
     assert q.dtype == cache.dtype == out.dtype, f"q {q.dtype}, cache {cache.dtype}, out {out.dtype}"
     assert q.stride(2) == cache.stride(4) == out.stride(1) == 1, "the last dimension must be contiguous"
     assert dim >= 16 and dim & (dim - 1) == 0, f"head dimension {dim} is no power of two from 16"
-    tuning = tuning or _tuning(q.dtype, dim)
+    tuning = tuning or prefill_tuning(q, dim)
     keys, values = gather_context(cache.flatten(3), plan).unbind(0)
     block = [tuning.block_n, dim]
     _gqa_prefill_kernel[(q.shape[1], triton.cdiv(q.shape[0], tuning.block_m) + paged.num_long)](
@@ -193,9 +194,11 @@ def gqa_prefill(
     )
 
 
-def _tuning(dtype: torch.dtype, dim: int) -> GqaPrefillTuning:
-    """Two programs share a multiprocessor: one's softmax runs beside the other's products."""
-    if dtype is torch.float32:
+def prefill_tuning(q: Tensor, dim: int) -> GqaPrefillTuning:
+    """As measured; else two programs share a multiprocessor: one's softmax runs beside the other's products."""
+    if (found := tuned("gqa_prefill", q, (dim,))) is not None:
+        return GqaPrefillTuning(**found)
+    if q.dtype is torch.float32:
         return GqaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=2, copies=False)
     return GqaPrefillTuning(
         block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=2, max_registers=128

@@ -17,6 +17,7 @@ from headrace.kernels.gather_context import gather_context
 from headrace.kernels.long_rows import find_tile
 from headrace.kernels.mla_query_triton import turn
 from headrace.kernels.online_softmax import LOG2_E, add_scores
+from headrace.kernels.tuned import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ def mla_expanded(
     )
     latents = gather_context(cache.unsqueeze(0), plan)[0]
     expanded = F.linear(latents[:, :rank], up)
-    tuning = tuning or _tuning(q.dtype)
+    tuning = tuning or expanded_tuning(q, (nope, turning, value))
     copies = tuning.copies and nope == value
     _mla_prefill_kernel[(heads, triton.cdiv(q.shape[0], tuning.block_m) + paged.num_long)](
         q_ptr=q,
@@ -251,7 +252,10 @@ def mla_expanded(
     )
 
 
-def _tuning(dtype: torch.dtype) -> MlaPrefillTuning:
-    if dtype is torch.float32:
+def expanded_tuning(q: Tensor, dims: tuple[int, int, int]) -> MlaPrefillTuning:
+    """As measured for (N, R, V); else by dtype."""
+    if (found := tuned("mla_expanded", q, dims)) is not None:
+        return MlaPrefillTuning(**found)
+    if q.dtype is torch.float32:
         return MlaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=1, copies=False)
     return MlaPrefillTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
