@@ -67,8 +67,8 @@ def test_a_split_row_is_the_row_to_eight_bits(device: torch.device) -> None:
     x[4, 0] = 1e3  # the others of its row are a thousandth of the largest
     rows = launch_split_rows(x)
     found = rows.values.float().sum(1) * rows.scales[:, None]
-    # Two roundings to 4 bits; Triton's interpreter cuts, which loses a bit each time.
-    share = 2.0**-8 if x.is_cuda else 2.0**-6
+    # Two roundings to 4 bits; Triton's interpreter loses the carry into the exponent, so half of a rest may be gone.
+    share = 2.0**-8 if x.is_cuda else 2.0**-5
     allowed = torch.maximum(x.abs() * share, x.abs().amax(1, keepdim=True) * 2.0**-17) * 1.001
     assert bool(((found - x).abs() <= allowed).all())
 
