@@ -8,16 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from headrace.config import (
     CacheConfig,
     Config,
     ConfigError,
+    Drafters,
     DType,
     EngineConfig,
     ModelConfig,
     Quantization,
     SchedulerConfig,
+    SpeculationConfig,
 )
 from headrace.core.bench.workload import DecodeShape, PrefillShape
 from headrace.core.hf_config import read_spec
@@ -91,8 +94,9 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=("auto",),
         help=f"of the weights, comma-separated: {', '.join(DTYPES)}; fp8 = blocks of 128x128, quantised while loading",
     )
+    parser.add_argument("--speculate", choices=get_args(Drafters), default="off", help="who drafts tokens")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU")
-    parser.add_argument("--kv-memory", type=int, default=CacheConfig().memory_bytes, help="bytes")
+    parser.add_argument("--kv-memory", type=int, default=0, help="bytes; 0 = what a card has left")
     parser.add_argument(
         "--max-model-len", type=int, default=MAX_MODEL_LEN, help="tokens; at most what the model allows"
     )
@@ -102,8 +106,8 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-num-batched-tokens",
         type=int,
-        default=SchedulerConfig().max_num_batched_tokens,
-        help="query tokens of a step",
+        default=0,
+        help="query tokens of a step; 0 = the device's own limit",
     )
 
 
@@ -160,10 +164,11 @@ def _config(found: argparse.Namespace, model: str, dtype: str) -> Config:
         cache=CacheConfig(memory_bytes=found.kv_memory, prefix_cache=False),
         scheduler=SchedulerConfig(
             max_num_seqs=slots,
-            max_num_batched_tokens=max(found.max_num_batched_tokens, slots),
+            max_num_batched_tokens=found.max_num_batched_tokens,
             max_waiting=1 << 20,
         ),
         engine=EngineConfig(threads=found.threads),
+        speculation=SpeculationConfig(drafters=found.speculate),
     ).resolve()
     allowed = read_spec(Path(config.model.path)).max_position
     if found.max_model_len < 1:

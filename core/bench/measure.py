@@ -137,7 +137,7 @@ class Measurement:
             batch=workload.batch,
             prompt_tokens=workload.prompt_tokens,
             output_tokens=workload.output_tokens,
-            speculate="off",
+            speculate=self._config.speculation.drafters,
             step_ms=times.median,
             step_ms_spread=(times.smallest, times.largest),
             tokens_per_s=speed,
