@@ -11,6 +11,7 @@ from headrace.gateway.stats import ITL_BOUNDS, REQUEST_BOUNDS, TTFT_BOUNDS
 
 PREFIX = "headrace:"
 ENGINE = ("model_name", "engine")
+KEY = ("model_name", "api_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ COUNTED = (
     Family("prompt_tokens_cached", "counter", "Of those, found in the prefix cache."),
     Family("generation_tokens", "counter", "Output tokens received from the engine."),
     Family("request_success", "counter", "Finished generations.", (*ENGINE, "finished_reason")),
+    Family("key_generations", "counter", "Finished generations of an API key.", KEY),
+    Family("key_prompt_tokens", "counter", "Their prompt tokens.", KEY),
+    Family("key_cached_tokens", "counter", "Of those, found in the prefix cache.", KEY),
+    Family("key_output_tokens", "counter", "Their output tokens.", KEY),
+    Family("key_gpu_seconds", "counter", "What the engines charged for them.", KEY),
     Family("request_rejected", "counter", "Generations no engine took.", (*ENGINE, "code")),
     Family("requests_lost", "counter", "Generations whose engine went away."),
     Family("late_tokens", "counter", "Tokens of streams cancelled before they came; dropped."),

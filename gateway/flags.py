@@ -14,7 +14,6 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 FormatName = Literal["safetensors", "dummy"]
 QuantizationName = Literal["", "fp8"]
-QuantizationName = Literal["", "fp8"]
 LevelName = Literal["debug", "info", "warning", "error"]
 
 EngineName = Literal["core", "synthetic"]
@@ -38,14 +37,6 @@ MaxModelLen = Annotated[
         metavar="N",
         min=0,
         help="Tokens of prompt and output; 0 = what the model allows.",
-        rich_help_panel=MODEL,
-    ),
-]
-Quantization = Annotated[
-    QuantizationName,
-    Option(
-        metavar="FORMAT",
-        help="fp8 = round wide weights to 128x128 blocks while loading.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -112,6 +103,15 @@ MaxStreams = Annotated[
 ]
 RequestTimeout = Annotated[
     float, Option(metavar="S", min=0.001, help="Seconds a generation may take.", rich_help_panel=HTTP)
+]
+PricePerGpuHour = Annotated[
+    float,
+    Option(
+        metavar="USD",
+        min=0,
+        help="What an engine costs; answers then say theirs. 0 = unknown.",
+        rich_help_panel=HTTP,
+    ),
 ]
 Drain = Annotated[
     float,

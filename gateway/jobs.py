@@ -48,6 +48,7 @@ class Job:
     choices: tuple[Choice, ...]
     echoes: tuple[str, ...]  # per choice: the prompt's text, if it is to be repeated
     stops: StopStrings | None
+    price_per_gpu_hour: float  # dollars, 0 = unknown
 
 
 class Jobs:
@@ -64,6 +65,7 @@ class Jobs:
         self._model = config.model.served_name
         self._window = config.gateway.credit_window
         self._deadlines = Deadlines(config.gateway.request_timeout_s)
+        self._price = config.gateway.price_per_gpu_hour
         self._dispatcher = dispatcher
         self._known = ("?", "")  # the engines' fingerprint, and ours of it
 
@@ -129,6 +131,7 @@ class Jobs:
             choices=tuple(choices),
             echoes=tuple(echoes),
             stops=StopStrings(request.sampling.stop) if request.sampling.stop else None,
+            price_per_gpu_hour=self._price,
         )
 
     def streams(self, job: Job) -> list[Stream]:

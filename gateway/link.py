@@ -207,7 +207,7 @@ class EngineLink:
         self._unsent.pop(finished.stream, None)
         handle.engine = -1
         reason = handle.outcome or ("abort" if finished.reason == "cancelled" else finished.reason)
-        self.stats.on_finished(reason, finished.usage, now - handle.submitted_at)
+        self.stats.on_finished(reason, handle.generation.tenant, finished.usage, now - handle.submitted_at)
         if handle.outcome in MUTED:
             return
         if handle.outcome == "stop":

@@ -23,6 +23,8 @@ from headrace.gateway.link import EngineLink
 from headrace.gateway.stats import WorkerStats
 from headrace.gateway.tally import Tally
 
+NO_KEY = "none"  # label of a server without keys
+
 
 class Metrics:
     """Everything one worker has to say to Prometheus.
@@ -88,6 +90,13 @@ class Metrics:
         tally.count(stats.lost, "requests_lost", *labels)
         tally.count(stats.late_tokens, "late_tokens", *labels)
         tally.count(stats.listener_errors, "listener_errors", *labels)
+        for tenant, use in stats.keys.items():
+            key = (self._model, tenant or NO_KEY)
+            tally.count(use.generations, "key_generations", *key)
+            tally.count(use.prompt_tokens, "key_prompt_tokens", *key)
+            tally.count(use.cached_tokens, "key_cached_tokens", *key)
+            tally.count(use.output_tokens, "key_output_tokens", *key)
+            tally.count(use.gpu_s, "key_gpu_seconds", *key)
         for reason, count in stats.finished.items():
             tally.count(count, "request_success", *labels, reason)
         for code, count in stats.rejected.items():

@@ -3,6 +3,8 @@
 The engine link counts; metrics.py exposes them under vLLM's names.
 """
 
+from dataclasses import dataclass
+
 from headrace.gateway.buckets import Buckets
 from headrace.ipc.messages import Usage
 
@@ -21,6 +23,24 @@ REQUEST_BOUNDS = (
 )  # fmt: skip
 
 
+@dataclass(slots=True)
+class KeyUse:
+    """What the generations of one API key took."""
+
+    generations: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    gpu_s: float = 0.0
+
+    def add(self, usage: Usage) -> None:
+        self.generations += 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.output_tokens += usage.output_tokens
+        self.gpu_s += usage.gpu_ms / 1e3
+
+
 class EngineStats:
     """Counters only grow. Times in seconds."""
 
@@ -31,6 +51,7 @@ class EngineStats:
         "finished",
         "generation_tokens",
         "inter_token",
+        "keys",
         "late_tokens",
         "listener_errors",
         "lost",
@@ -56,9 +77,14 @@ class EngineStats:
         self.lost = 0  # generations whose engine went away
         self.late_tokens = 0  # of streams already cancelled; dropped
         self.listener_errors = 0
+        self.keys: dict[str, KeyUse] = {}  # by tenant, of which there are as many as keys; "" = none needed
 
-    def on_finished(self, reason: str, usage: Usage, e2e_s: float) -> None:
+    def on_finished(self, reason: str, tenant: str, usage: Usage, e2e_s: float) -> None:
         """Count the end of one generation."""
+        use = self.keys.get(tenant)
+        if use is None:
+            use = self.keys[tenant] = KeyUse()
+        use.add(usage)
         self.finished[reason] = self.finished.get(reason, 0) + 1
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens

@@ -30,6 +30,7 @@ class Outcome:
     cached_tokens: int
     output_tokens: int
     error: ApiError | None  # set for reason "error"
+    gpu_ms: float | None = None  # what the engine charged; None = it did not say, for the end is not its own
 
 
 class Sink(Protocol):
@@ -121,7 +122,7 @@ class Stream:
     def on_finished(self, finished: Finished) -> None:
         cached = finished.usage.cached_tokens
         if finished.reason in ("stop", "length"):
-            self._end(finished.reason, cached)
+            self._end(finished.reason, cached, gpu_ms=finished.usage.gpu_ms)
         elif finished.reason == "error":
             message = f"the engine gave up: {finished.message}"
             self._end("error", cached, ApiError(500, message, code="generation_failed"))
@@ -163,7 +164,9 @@ class Stream:
             if self._handle is not None:
                 self._handle.grant(limit)
 
-    def _end(self, reason: str, cached_tokens: int, error: ApiError | None = None) -> None:
+    def _end(
+        self, reason: str, cached_tokens: int, error: ApiError | None = None, gpu_ms: float | None = None
+    ) -> None:
         """Send what was held back, then the outcome."""
         if self._finished:
             return
@@ -184,6 +187,7 @@ class Stream:
                 cached_tokens,
                 assembler.num_received,
                 error,
+                gpu_ms,
             )
         )
 

@@ -12,6 +12,7 @@ from headrace.gateway.jobs import Job
 from headrace.gateway.stream import Outcome
 from headrace.gateway.token_log import Event, TokenLogprob
 
+MS_PER_HOUR = 3.6e6
 MIN_LOGPROB = -9999.0  # JSON has no -infinity; OpenAI writes this instead
 
 
@@ -103,16 +104,27 @@ def envelope(job: Job, object_: str, choices: list[dict[str, Any]]) -> dict[str,
 
 
 def usage(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Tokens of the whole job. A prompt counts once, however many choices it has; so do its cached tokens."""
+    """Tokens of the whole job. A prompt counts once, however many choices it has; so do its cached tokens.
+
+    `gpu_ms` is null if a choice ended without the engine's bill, as at a time limit.
+    """
     firsts = [outcome for i, outcome in enumerate(outcomes) if i % job.request.n == 0]
     prompt = sum(outcome.prompt_tokens for outcome in firsts)
     completion = sum(outcome.output_tokens for outcome in outcomes)
-    return {
+    bills = [outcome.gpu_ms for outcome in outcomes]
+    gpu_ms = None if None in bills else sum(bill for bill in bills if bill is not None)
+    found = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in firsts)},
+        "gpu_ms": None if gpu_ms is None else round(gpu_ms, 3),
     }
+    if job.price_per_gpu_hour:
+        found["cost_usd"] = (
+            None if gpu_ms is None else round(gpu_ms / MS_PER_HOUR * job.price_per_gpu_hour, 9)
+        )
+    return found
 
 
 def reasons(outcome: Outcome, eos_ids: Sequence[int]) -> dict[str, Any]:

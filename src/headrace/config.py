@@ -120,6 +120,7 @@ class GatewayConfig:
     credit_window: int = 256  # tokens a stream may run ahead of its reader
     drain_s: float = 30.0  # SIGTERM: running streams may finish this long
     max_streams: int = 16384  # open generations per worker; one more gets 429
+    price_per_gpu_hour: float = 0.0  # dollars; usage blocks then name a cost. 0 = no price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,7 @@ class Config:
             ("gateway.port", self.gateway.port, 0, 65535),
             ("gateway.workers", self.gateway.workers, 1, 256),
             ("gateway.credit_window", self.gateway.credit_window, 1, 1 << 20),
+            ("gateway.price_per_gpu_hour", self.gateway.price_per_gpu_hour, 0, 10_000),
             ("gateway.max_body_bytes", self.gateway.max_body_bytes, 1024, 1 << 30),
             ("engine.count", self.engine.count, 1, 1024),
             ("cache.block_size", self.cache.block_size, 1, 1024),

@@ -24,6 +24,8 @@ from headrace.ipc.messages import (
 
 Answer = Callable[[Submit], Sequence[int]]
 
+MS_PER_TOKEN = 1.5  # what it charges
+
 
 @dataclass
 class Running:
@@ -186,7 +188,8 @@ class FakeEngine:
     def _finished(self, number: int, stream: Running, reason: str) -> Finished:
         num_prompt = len(stream.submit.prompt) // 4
         message = "NaN logits at layer 3" if reason == "error" else ""
-        return Finished(number, reason, Usage(num_prompt, 2, stream.sent, 0.0, 0.0, 0.0, 0), message)
+        usage = Usage(num_prompt, 2, stream.sent, 0.0, 0.0, 0.0, 0, MS_PER_TOKEN * stream.sent)
+        return Finished(number, reason, usage, message)
 
 
 def fake_logprobs(row: int, token_ids: Sequence[int], top_k: int) -> Logprobs:

@@ -1,11 +1,12 @@
 """`/v1/chat/completions` in one piece, over real sockets."""
 
+import json
 from typing import Any
 
 import pytest
 
 from headrace.gateway.jobs import choice_seed
-from tests.gateway.fake_engine import FakeEngine, prompt_ids
+from tests.gateway.fake_engine import MS_PER_TOKEN, FakeEngine, prompt_ids
 from tests.gateway.service import CHAT, embedded_text, say, serving
 
 URL = "/v1/chat/completions"
@@ -35,6 +36,7 @@ async def test_an_answer_has_openais_shape() -> None:
         "completion_tokens": 4,
         "total_tokens": 17,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "gpu_ms": 4 * MS_PER_TOKEN,
     }
 
 
@@ -86,6 +88,26 @@ async def test_choices_have_their_own_seeds_and_the_first_is_that_of_n_1() -> No
     assert seeds[0] == seeds[3] == 42
     assert len(set(seeds)) == 5, "other choices and undetermined requests differ"
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+async def test_with_a_price_an_answer_says_what_it_cost() -> None:
+    """Also streamed, and summed over its choices; 36 dollars an hour are a hundred-thousandth a millisecond."""
+    body = {**CHAT, "n": 3, "stream_options": {"include_usage": True}}
+    async with serving(price_per_gpu_hour=36.0) as service:
+        _, whole, _ = await service.post(URL, {**CHAT, "n": 3})
+        events = await service.events(URL, body)
+    streamed = json.loads(events[-2].data)["usage"]
+    for usage in (whole["usage"], streamed):
+        assert usage["gpu_ms"] == usage["completion_tokens"] * MS_PER_TOKEN
+        assert usage["cost_usd"] == pytest.approx(usage["gpu_ms"] * 1e-5)
+
+
+async def test_a_generation_cut_by_the_gateway_has_no_bill_yet() -> None:
+    engine = FakeEngine(say("fox " * 200), step_s=0.02)
+    async with serving(engine=engine, request_timeout_s=0.2, price_per_gpu_hour=1.0) as service:
+        _, answer, _ = await service.post(URL, CHAT)
+    assert answer["choices"][0]["finish_reason"] == "timeout"
+    assert (answer["usage"]["gpu_ms"], answer["usage"]["cost_usd"]) == (None, None)
 
 
 async def test_n_choices_share_the_prompts_usage() -> None:

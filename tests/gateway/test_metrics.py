@@ -74,7 +74,7 @@ ENGINE_0 = (("engine", "0"), ("model_name", "m"))
 def test_the_page_has_vllms_names(name: str) -> None:
     metrics, dispatcher, _ = make_metrics()
     link = dispatcher.engines[0]
-    link.stats.on_finished("stop", Usage(3, 1, 2, 0.01, 0.02, 0.03, 0), 0.5)
+    link.stats.on_finished("stop", "", Usage(3, 1, 2, 0.01, 0.02, 0.03, 0), 0.5)
     link.on_message(Load("e", "ready", 0.0, 3, 2, 1, 16, 64, 9, 1.5, 10, 11, 12, 13, 14, 15, 16, 2.5))
     page, content_type = metrics.page((), "")
     assert f"headrace:{name}" in {key[0] for key in samples(page)}
@@ -96,6 +96,24 @@ def test_engine_figures_come_from_the_newest_heartbeat() -> None:
     page = samples(metrics.page((), "")[0])
     assert page["headrace:engine_up", ENGINE_0] == 0
     assert ("headrace:num_requests_running", ENGINE_0) not in page
+
+
+def test_use_is_counted_by_key_over_all_engines() -> None:
+    """The label is the key's digest; a server without keys has one, `none`."""
+    metrics, dispatcher, _ = make_metrics(engines=2)
+    one, two = (link.stats for link in dispatcher.engines)
+    one.on_finished("stop", "d1", Usage(3, 1, 2, 0.01, 0.02, 0.03, 0, 250.0), 0.5)
+    two.on_finished("abort", "d1", Usage(5, 0, 4, 0.01, 0.02, 0.03, 0, 500.0), 0.5)
+    two.on_finished("stop", "", Usage(7, 2, 1, 0.01, 0.02, 0.03, 0, 125.0), 0.5)
+    page = samples(metrics.page((), "")[0])
+
+    def of(key: str) -> list[float]:
+        labels = (("api_key", key), ("model_name", "m"))
+        names = ("generations", "prompt_tokens", "cached_tokens", "output_tokens", "gpu_seconds")
+        return [page[f"headrace:key_{name}_total", labels] for name in names]
+
+    assert of("d1") == [2, 8, 1, 6, 0.75]
+    assert of("none") == [1, 7, 2, 1, 0.125]
 
 
 def test_buckets_are_cumulative_and_bounds_inclusive() -> None:
