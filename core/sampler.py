@@ -53,7 +53,7 @@ class Guess:
     """One draft for each of R rows."""
 
     tokens: Tensor  # [R] int64
-    confidence: Tensor  # [R] float32: the drafter's probability of it
+    confidence: Tensor  # [R] float32: the drafter's probability of its likeliest token, whichever was drawn
     probs: Tensor | None  # [R, V] float32: what it was drawn from; None = the likeliest was taken everywhere
 
 
@@ -237,7 +237,9 @@ class Sampler:
             torch.zeros_like(temperature),
             random_uniform(self._seed[slots], positions, Purpose.DRAFT),
         )
-        return Guess(tokens, probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), probs)
+        # Not the probability of the token itself: it would tell the planner which token was drawn, and drafts that
+        # are verified for what they are come out more often than the model wants them.
+        return Guess(tokens, probs.amax(-1), probs)
 
     def _enter_penalties(self, slot: int, request: Request) -> None:
         params = request.sampling
@@ -248,13 +250,14 @@ class Sampler:
             self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._penalised.add(slot)
-        self._penalties[slot] = torch.tensor(
-            [params.presence_penalty, params.frequency_penalty, params.repetition_penalty]
-        )
+        penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
+        self._penalties[slot] = _send(torch.tensor(penalties), self._device)
         self._prompted[slot] = False
         self._prompted[slot, _ids(request.token_ids[: request.prompt_len], self._device)] = True
         output = _ids(request.output_ids, self._device)
-        self._counts[slot] = torch.bincount(output, minlength=self._shape[1])
+        self._counts[slot] = 0
+        # Not bincount, which waits for the card to learn its own length.
+        self._counts[slot].scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def _enter_bias(self, slot: int, params: Sampling) -> None:
         self._biased.discard(slot)
@@ -265,7 +268,7 @@ class Sampler:
         self._biased.add(slot)
         ids, values = zip(*params.logit_bias, strict=True)
         self._bias[slot] = 0
-        self._bias[slot, _ids(ids, self._device)] = torch.tensor(values, device=self._device)
+        self._bias[slot, _ids(ids, self._device)] = _send(torch.tensor(values), self._device)
 
     def _enter_minimum(self, slot: int, request: Request) -> None:
         params = request.sampling
@@ -282,7 +285,7 @@ class Sampler:
     def _asked(self, logits: Tensor, slot_list: Sequence[int]) -> tuple[tuple[int, ...], Tensor | None]:
         """Who wants log-probabilities, and a copy of their logits before any rule."""
         asked = tuple(row for row, slot in enumerate(slot_list) if slot in self._logprobs)
-        return asked, logits[list(asked)] if asked else None
+        return asked, logits[_ids(asked, self._device)] if asked else None
 
     def _logprobs_of(
         self, raw: Tensor | None, tokens: Tensor, asked: tuple[int, ...], slot_list: Sequence[int]
@@ -290,7 +293,7 @@ class Sampler:
         if raw is None:
             return None
         most = max(self._logprobs[slot_list[row]] for row in asked)
-        return _logprobs(raw, tokens[list(asked)], asked, most)
+        return _logprobs(raw, tokens[_ids(asked, self._device)], asked, most)
 
     def _adjust(
         self,
@@ -305,24 +308,27 @@ class Sampler:
         if rows:
             assert self._counts is not None
             assert self._prompted is not None
-            held = slots[rows]
+            at = _ids(rows, self._device)
+            held = slots[at]
             presence, frequency, repetition = self._penalties[held].unsqueeze(-1).unbind(1)
-            counts, part = self._counts[held], logits[rows]
+            counts, part = self._counts[held], logits[at]
             if drafts is not None:
                 counts = counts + _drafted_before(drafts, rows, self._shape[1])
             seen = (counts > 0) | self._prompted[held]
             part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
-            logits[rows] = part - presence * (counts > 0) - frequency * counts
+            logits[at] = part - presence * (counts > 0) - frequency * counts
         rows = [row for row, slot in enumerate(slot_list) if slot in self._biased]
         if rows:
             assert self._bias is not None
-            logits[rows] += self._bias[slots[rows]]
+            at = _ids(rows, self._device)
+            logits[at] += self._bias[slots[at]]
         rows = [row for row, slot in enumerate(slot_list) if slot in self._delayed]
         if rows:
             assert self._stops is not None
-            held = slots[rows]
-            barred = self._stops[held] & (positions[rows] < self._earliest[held]).unsqueeze(-1)
-            logits[rows] = logits[rows].masked_fill(barred, float("-inf"))
+            at = _ids(rows, self._device)
+            held = slots[at]
+            barred = self._stops[held] & (positions[at] < self._earliest[held]).unsqueeze(-1)
+            logits[at] = logits[at].masked_fill(barred, float("-inf"))
 
 
 def _drafted_before(drafts: Drafts, rows: Sequence[int], vocab_size: int) -> Tensor:
@@ -332,7 +338,7 @@ def _drafted_before(drafts: Drafts, rows: Sequence[int], vocab_size: int) -> Ten
     said[places, drafts.tokens.clamp(min=0)] = (drafts.tokens >= 0).int()
     # A running sum over all positions; what it was at a row's first one belongs to the rows before.
     said = said.cumsum(0, dtype=torch.int32)
-    at = torch.tensor(rows, device=said.device)
+    at = _ids(rows, said.device)
     return said[at] - said[at - drafts.depths[at]]
 
 
@@ -344,4 +350,9 @@ def _logprobs(raw: Tensor, tokens: Tensor, rows: tuple[int, ...], count: int) ->
 
 
 def _ids(ids: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=device)
+    return _send(torch.tensor(ids, dtype=torch.int64), device)
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    # From pinned memory the copy does not wait; torch keeps the pages until it is done.
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
