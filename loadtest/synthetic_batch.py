@@ -56,6 +56,7 @@ class SyntheticBatch:
         self._step = 0
         self._step_s = 0.0
         self._busy_s = 0.0
+        self._overhead_s = 0.0
         self._prompt_tokens = 0
         self._output_tokens = 0
 
@@ -116,6 +117,11 @@ class SyntheticBatch:
         rows = self._running
         step = draw(rows, self._rows, self._by_row, self._source, self._options.tokens_per_row)
         self._rows.produced[rows] += step.counts
+        if len(rows):
+            # Alike for all: nothing is computed here that one stream has more of than another.
+            self._rows.charged_ms[rows] += elapsed_s * 1e3 / len(rows)
+        else:
+            self._overhead_s += elapsed_s
         self._output_tokens += int(step.counts.sum())
         streams, owners = self._rows.stream[rows], self._rows.gateway[rows]
         messages = {
@@ -152,6 +158,7 @@ class SyntheticBatch:
             preemptions=0,
             refused_frames=0,
             busy_s=self._busy_s,
+            overhead_s=self._overhead_s,
         )
 
     def _submit(self, gateway: bytes, submit: Submit) -> Rejected | None:
@@ -172,6 +179,7 @@ class SyntheticBatch:
         columns.produced[row] = generated
         columns.end[row] = end
         columns.credit[row] = submit.credit
+        columns.charged_ms[row] = 0.0
         columns.special[row] = len(stops) > 0 or sampling.logprobs >= 0
         generation = Generation(row, submit, gateway, blocks, stops, prompt + generated, now)
         self._open[gateway, submit.stream] = self._by_row[row] = generation
@@ -274,6 +282,7 @@ class SyntheticBatch:
             prefill_s=first_token - scheduled,
             decode_s=now - first_token,
             preemptions=0,
+            gpu_ms=float(self._rows.charged_ms[generation.row]),
         )
         finished = Finished(generation.submit.stream, reason, usage, "")
         self._done.setdefault(generation.gateway, []).append(finished)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.ipc.messages import Submit
 
-_COLUMNS = ("stream", "gateway", "seed", "prompt", "produced", "end", "credit", "special")
+_COLUMNS = ("stream", "gateway", "seed", "prompt", "produced", "end", "credit", "special", "charged_ms")
 _FIRST_SIZE = 64
 
 
@@ -26,6 +26,7 @@ class Rows:
         self.end = np.zeros(_FIRST_SIZE, np.int64)  # output tokens at which the stream ends
         self.credit = np.zeros(_FIRST_SIZE, np.int64)  # output tokens it may have for now
         self.special = np.zeros(_FIRST_SIZE, np.bool_)  # has stop ids that can occur, or wants logprobs
+        self.charged_ms = np.zeros(_FIRST_SIZE, np.float64)  # of the steps' time so far
         self._free = list(range(_FIRST_SIZE - 1, -1, -1))
 
     def add(self) -> int:

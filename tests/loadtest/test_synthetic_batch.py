@@ -282,6 +282,22 @@ def test_usage_and_load_add_up() -> None:
     assert driver.batch.load().busy_s == pytest.approx(0.05)
 
 
+def test_bills_and_overhead_add_up_to_the_busy_time() -> None:
+    """Streams of different lengths, one cancelled on the way, a prompt that takes a step for itself."""
+    driver = Driver(step_ms=10.0, max_num_batched_tokens=8)
+    for stream in range(5):
+        driver.handle(submit(stream, prompt=3 + 4 * stream, max_tokens=2 + 3 * stream))
+    for _ in range(6):
+        driver.step()
+    driver.handle(Cancel(4))
+    driver.run()
+    bills = [finished.usage.gpu_ms for finished in driver.finished.values()]
+    load = driver.batch.load()
+    assert len(bills) == 5
+    assert sum(bills) / 1e3 + load.overhead_s == pytest.approx(load.busy_s)
+    assert max(bills) > 2 * min(bills)
+
+
 def test_lower_priority_numbers_run_first() -> None:
     driver = Driver(max_num_seqs=1)
     for stream, priority in ((0, 5), (1, 0), (2, -3), (3, 0)):
