@@ -132,14 +132,27 @@ class Speculator:
         best: tuple[Proposal | None, list[float]] = (None, [])
         most = 0.0
         for proposal in self._offers(request):
-            offer = [
-                self._calibration.probability(proposal.drafter, depth, confidence)
-                for depth, confidence in enumerate(proposal.confidences, 1)
-            ]
+            offer = self._odds(proposal)
             worth = expected(offer)
             if worth > most:
                 best, most = (proposal, offer), worth
         return best
+
+    def _odds(self, proposal: Proposal) -> list[float]:
+        """The probability that each draft is accepted, given that those before it are.
+
+        Of drawn drafts nothing may be looked at that a drawn token has a say in, not even how far drafting went on
+        behind it: whether a draft is verified would depend on which token it is, and the output's distribution
+        with it. So only the first one's confidence counts, which was known before it was drawn.
+        """
+        key, calibration = _key(proposal), self._calibration
+        if proposal.sampled:
+            first = calibration.probability(key, 1, proposal.confidences[0])
+            return [first, *(calibration.average(key, depth) for depth in range(2, self._ahead + 1))]
+        return [
+            calibration.probability(key, depth, confidence)
+            for depth, confidence in enumerate(proposal.confidences, 1)
+        ]
 
     def _offers(self, request: Request) -> list[Proposal]:
         wish = request.sampling.speculation
@@ -175,7 +188,12 @@ class Speculator:
             counters.accepted[place] += 1
         # What stood behind a wrong draft was never judged.
         for depth, confidence in enumerate(drafts.confidences[: accepted + 1], 1):
-            self._calibration.record(drafts.drafter, depth, confidence, depth <= accepted)
+            self._calibration.record(_key(drafts), depth, confidence, depth <= accepted)
+
+
+def _key(proposal: Proposal) -> str:
+    """Under which a proposal's drafts are calibrated: drawn ones are accepted by another rule."""
+    return f"{proposal.drafter} drawn" if proposal.sampled else proposal.drafter
 
 
 def expected(offer: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 MAX_DEPTH = 8  # deeper drafts share the numbers of this depth
 _MEMORY = 400.0  # records of one bin that count
 _PRIOR_WEIGHT = 6.0  # records that the prior is worth
+_UNKNOWN = 0.6  # what is believed of a draft without any record
 _NO_VOTE = 0.3  # records that a bin without any is worth beside others
 _HALF_LIFE = 4000  # steps after which a bin without records counts half
 _REFRESH = 16  # records between two looks at the counts
@@ -62,6 +63,10 @@ class Calibration:
         """That draft `depth` (1 = the first) is accepted, given that those before it are."""
         return self._curve(drafter, depth).read(confidence, self._steps)
 
+    def average(self, drafter: str, depth: int) -> float:
+        """The same of a draft of which nothing is known but its depth."""
+        return self._curve(drafter, depth).average(self._steps)
+
     def record(self, drafter: str, depth: int, confidence: float, accepted: bool) -> None:
         """Draft `depth` was verified. To be told only if all before it were accepted."""
         self._curve(drafter, depth).record(confidence, accepted, self._steps)
@@ -95,6 +100,12 @@ class _Curve:
         if self._stale >= _REFRESH or step >= self._fresh_until:
             self._refresh(step)
         return self._values[bisect_right(self._scale.edges, confidence)]
+
+    def average(self, step: int) -> float:
+        faded = [self._faded(at, step) for at in range(len(self._tried))]
+        tried = sum(count * share for count, share in zip(self._tried, faded, strict=True))
+        accepted = sum(count * share for count, share in zip(self._accepted, faded, strict=True))
+        return (accepted + _UNKNOWN * _PRIOR_WEIGHT) / (tried + _PRIOR_WEIGHT)
 
     def record(self, confidence: float, accepted: bool, step: int) -> None:
         at = bisect_right(self._scale.edges, confidence)
