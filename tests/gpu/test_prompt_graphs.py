@@ -38,7 +38,7 @@ def test_recorded_passes_choose_what_launched_ones_choose(family: str, folders: 
     path = folders[family]
     built = make(load(path, torch.float32), path, max_num_batched_tokens=200, prefix_cache=True)
     executor = built.parts.executor
-    texts = prompts(40, 1, 400, seed=5)
+    texts = prompts(24, 1, 400, seed=5)
     texts += [texts[-1][:180] + more for more in prompts(4, 1, 60, seed=6)]
     outputs = []
     for used in (True, False):
@@ -56,5 +56,5 @@ def test_recorded_passes_choose_what_launched_ones_choose(family: str, folders: 
             built.engine.step()
         outputs.append([request.output_ids for request in requests])
         executor.use_prompt_graphs(watched.inner)  # type: ignore[arg-type]
-        assert (watched.counts[True] > 20) == used
+        assert watched.counts[True] > 20 if used else not watched.counts[True]
     assert outputs[0] == outputs[1]
