@@ -106,19 +106,20 @@ class Sampler:
     def enter(self, slot: int, request: Request) -> None:
         """Load the parameters of `request`, and the counts of what it has said, into `slot`."""
         params = request.sampling
-        self._temperature[slot] = params.temperature
-        self._top_k[slot] = min(params.top_k, self._shape[1])
-        self._top_p[slot] = params.top_p
-        self._min_p[slot] = params.min_p
-        self._seed[slot] = params.seed
+        # Filled, for the assignment of a number waits for the card.
+        self._temperature[slot].fill_(params.temperature)
+        self._top_k[slot].fill_(min(params.top_k, self._shape[1]))
+        self._top_p[slot].fill_(params.top_p)
+        self._min_p[slot].fill_(params.min_p)
+        self._seed[slot].fill_(params.seed)
         self._random.discard(slot)
         self._guessed.discard(slot)
-        self._guess_temperature[slot] = 0.0
+        self._guess_temperature[slot].fill_(0.0)
         if params.temperature:
             self._random.add(slot)
             if draws(params, exact=self.exact):
                 self._guessed.add(slot)
-                self._guess_temperature[slot] = params.temperature
+                self._guess_temperature[slot].fill_(params.temperature)
         self._logprobs.pop(slot, None)
         if params.logprobs >= 0:
             self._logprobs[slot] = params.logprobs
@@ -251,11 +252,12 @@ class Sampler:
             self._prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._penalised.add(slot)
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
-        self._penalties[slot] = _send(torch.tensor(penalties), self._device)
-        self._prompted[slot] = False
-        self._prompted[slot, _ids(request.token_ids[: request.prompt_len], self._device)] = True
+        self._penalties[slot].copy_(_send(torch.tensor(penalties), self._device))
+        self._prompted[slot].zero_()
+        prompt = _ids(request.token_ids[: request.prompt_len], self._device)
+        self._prompted[slot].index_fill_(0, prompt, True)
         output = _ids(request.output_ids, self._device)
-        self._counts[slot] = 0
+        self._counts[slot].zero_()
         # Not bincount, which waits for the card to learn its own length.
         self._counts[slot].scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
@@ -267,8 +269,8 @@ class Sampler:
             self._bias = torch.zeros(self._shape, device=self._device)
         self._biased.add(slot)
         ids, values = zip(*params.logit_bias, strict=True)
-        self._bias[slot] = 0
-        self._bias[slot, _ids(ids, self._device)] = _send(torch.tensor(values), self._device)
+        self._bias[slot].zero_()
+        self._bias[slot].index_copy_(0, _ids(ids, self._device), _send(torch.tensor(values), self._device))
 
     def _enter_minimum(self, slot: int, request: Request) -> None:
         params = request.sampling
@@ -278,9 +280,9 @@ class Sampler:
         if self._stops is None:
             self._stops = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._delayed.add(slot)
-        self._stops[slot] = False
-        self._stops[slot, _ids(params.stop_token_ids, self._device)] = True
-        self._earliest[slot] = request.prompt_len + params.min_tokens
+        self._stops[slot].zero_()
+        self._stops[slot].index_fill_(0, _ids(params.stop_token_ids, self._device), True)
+        self._earliest[slot].fill_(request.prompt_len + params.min_tokens)
 
     def _asked(self, logits: Tensor, slot_list: Sequence[int]) -> tuple[tuple[int, ...], Tensor | None]:
         """Who wants log-probabilities, and a copy of their logits before any rule."""
