@@ -1,44 +1,31 @@
 """Recorded decode steps: one CUDA graph for each number of query tokens, sampling included.
 
-Owns the graphs and their static inputs. Knows no request. Built by core/build.py on a card, used by execute.py.
+Owns the graphs; their static inputs are core/staging.py's. Knows no request. Built by core/build.py on a card, used
+by execute.py.
 """
 
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.batch import Batch
+from headrace.core.capture import undisturbed
 from headrace.core.execute import Executor
 from headrace.core.models.base import Model
 from headrace.core.prepare import StepInputs
-
-STAGES = 2  # one is being filled while the copy out of the other may still be under way
+from headrace.core.staging import Staging
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Numbers of query tokens worth a graph: 1, 2, 4, 8, then every 8 up to the largest batch."""
     sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
     return [*sizes, *range(8, max_num_seqs, 8), max_num_seqs]
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """Static inputs of N rows, on the device or pinned on the host. Rows beyond the step's are padding."""
-
-    longs: (
-        Tensor  # [5, N] int64: token ids, positions, slot mapping, slots, 1 where the device knows the token
-    )
-    context_lens: Tensor  # [N] int32
-    block_tables: Tensor  # [N, B] int32
-
-    def copy_from(self, other: "_Inputs", rows: int) -> None:
-        self.longs[:, :rows].copy_(other.longs[:, :rows], non_blocking=True)
-        self.context_lens[:rows].copy_(other.context_lens[:rows], non_blocking=True)
-        self.block_tables[:rows].copy_(other.block_tables[:rows], non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +68,14 @@ class DecodeGraphs:
         self._spare = max_num_seqs
         self._max_model_len = max_model_len
         self._sizes = list(sizes or graph_sizes(max_num_seqs))
-        width = -(-max_model_len // block_size)
-        self._device_inputs = self._allocate(width, kv.device)
-        self._stages = [self._allocate(width, None) for _ in range(STAGES)]
-        self._sent = [torch.cuda.Event() for _ in range(STAGES)]
-        self._turn = 0
+        rows, width = self._sizes[-1], -(-max_model_len // block_size)
+        # [5, N]: token ids, positions, slot mapping, slots, 1 where the device knows the token. Then context
+        # lengths [N] and block tables [N, B]. Rows beyond the step's are padding.
+        fields = ((torch.int64, (5, rows)), (torch.int32, (rows,)), (torch.int32, (rows, width)))
+        self._staging = Staging(fields, kv.device)
+        self._longs, self._context_lens, self._block_tables = self._staging.place
+        self._longs[3] = self._spare
+        self._context_lens.fill_(1)
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=kv.device)
         self._recorded = self._record(self._sizes)
 
@@ -98,12 +88,8 @@ class DecodeGraphs:
         """See StepGraphs."""
         rows = inputs.num_tokens
         size = self._sizes[bisect.bisect_left(self._sizes, rows)]
-        stage = self._stages[self._turn]
-        self._sent[self._turn].synchronize()
-        self._fill(stage, inputs, size)
-        self._device_inputs.copy_from(stage, size)
-        self._sent[self._turn].record()
-        self._turn = (self._turn + 1) % STAGES
+        self._fill(self._staging.next(), inputs, size)
+        self._staging.send(size)
         return self.replay(rows)
 
     def replay(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -112,17 +98,9 @@ class DecodeGraphs:
         recorded.graph.replay()
         return recorded.logits[:rows], recorded.tokens[:rows]
 
-    def _allocate(self, width: int, device: torch.device | None) -> _Inputs:
-        rows = self._sizes[-1]
-        longs = torch.zeros(5, rows, dtype=torch.int64, device=device, pin_memory=device is None)
-        lengths = torch.ones(rows, dtype=torch.int32, device=device, pin_memory=device is None)
-        tables = torch.zeros(rows, width, dtype=torch.int32, device=device, pin_memory=device is None)
-        longs[3] = self._spare
-        return _Inputs(longs, lengths, tables)
-
-    def _fill(self, stage: _Inputs, inputs: StepInputs, size: int) -> None:
+    def _fill(self, arrays: tuple[NDArray[Any], ...], inputs: StepInputs, size: int) -> None:
         rows = inputs.num_tokens
-        longs, lengths, tables = stage.longs.numpy(), stage.context_lens.numpy(), stage.block_tables.numpy()
+        longs, lengths, tables = arrays
         for row, values in enumerate(
             (inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.sample_slots)
         ):
@@ -135,6 +113,7 @@ class DecodeGraphs:
         tables[:rows, : inputs.block_tables.shape[1]] = inputs.block_tables
         tables[rows:size, 0] = 0
 
+    @undisturbed()
     @torch.inference_mode()
     def _record(self, sizes: Sequence[int]) -> dict[int, _Recorded]:
         pool = torch.cuda.graph_pool_handle()
@@ -150,15 +129,15 @@ class DecodeGraphs:
 
     def _step(self, rows: int) -> tuple[Tensor, Tensor]:
         """What is recorded: exactly the executor's step, with the unknown tokens looked up by slot."""
-        given, positions, slot_mapping, slots, unknown = self._device_inputs.longs[:, :rows].unbind(0)
+        given, positions, slot_mapping, slots, unknown = self._longs[:, :rows].unbind(0)
         last_token = self._executor.last_token
         batch = Batch(
             token_ids=torch.where(unknown > 0, last_token[slots], given),
             positions=positions,
             slot_mapping=slot_mapping,
             query_starts=self._starts[: rows + 1],
-            context_lens=self._device_inputs.context_lens[:rows],
-            block_tables=self._device_inputs.block_tables[:rows],
+            context_lens=self._context_lens[:rows],
+            block_tables=self._block_tables[:rows],
             num_decodes=rows,
             max_query_len=1,
             max_context_len=self._max_model_len,

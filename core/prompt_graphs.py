@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.batch import Batch
+from headrace.core.capture import undisturbed
 from headrace.core.execute import Executor
 from headrace.core.model_spec import MlaSpec
 from headrace.core.models.base import Model
@@ -203,6 +204,7 @@ class PromptGraphs:
         tables[:singles, :width] = inputs.block_tables[:singles]
         tables[first:end, :width] = inputs.block_tables[singles:]
 
+    @undisturbed()
     @torch.inference_mode()
     def _record(self) -> dict[_Key, _Recorded]:
         memory = torch.cuda.graph_pool_handle()
