@@ -13,8 +13,7 @@ from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_do
 from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.tuned import tuned
 
-TIERS = (12, 32, 96)  # tokens of an expert from which larger tiles pay
-FULL_TILE = 128  # tokens of a tile from which products are bound by the tensor cores
+TIERS = (12, 32, 96, 256)  # mean tokens of an expert from which other tiles pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,7 @@ class ExpertsTuning:
     block_m: int
     gate_up: TileTuning
     down: TileTuning
+    copies: bool = False  # by the kernels whose weights the copy engine brings, where it can read them
 
 
 def experts_cuda(
@@ -55,7 +55,7 @@ def experts_cuda(
         if x.dtype is torch.float32:
             tuning = _halved(tuning)
     order = launch_expert_sort(ids, gate_up.shape[0], tuning.block_m)
-    if tuning.block_m >= FULL_TILE and takes_many(gate_up, down):
+    if tuning.copies and takes_many(gate_up, down):
         hidden = launch_gate_up_many(x, gate_up, order, top_k, tuning.gate_up)
         return launch_combine(
             launch_down_many(hidden, down, scales, order, tuning.down), top_k, x.dtype, base
@@ -77,7 +77,7 @@ def experts_tuning(per_expert: int, gate_up: Tensor | None = None) -> ExpertsTun
     tier = sum(per_expert >= bound for bound in TIERS)
     if gate_up is not None and (found := tuned("experts", gate_up, (*gate_up.shape, tier))) is not None:
         gate_up_choice, down_choice = TileTuning(**found["gate_up"]), TileTuning(**found["down"])
-        return ExpertsTuning(found["block_m"], gate_up_choice, down_choice)
+        return ExpertsTuning(found["block_m"], gate_up_choice, down_choice, found["copies"])
     return _rule(tier)
 
 
@@ -104,6 +104,7 @@ def _rule(tier: int) -> ExpertsTuning:
         block_m=128,
         gate_up=TileTuning(block_n=128, block_k=64, num_warps=8, num_stages=4),
         down=TileTuning(block_n=256, block_k=64, num_warps=8, num_stages=4),
+        copies=True,
     )
 
 

@@ -18,6 +18,8 @@ from headrace.kernels.long_rows import find_tile
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.tuned import tuned
 
+FEW_TOKENS = 1024  # of a step, up to which tiles of 64 queries keep more multiprocessors busy
+
 
 @dataclass(frozen=True, slots=True)
 class GqaPrefillTuning:
@@ -195,11 +197,17 @@ def gqa_prefill(
 
 
 def prefill_tuning(q: Tensor, dim: int) -> GqaPrefillTuning:
-    """As measured; else two programs share a multiprocessor: one's softmax runs beside the other's products."""
-    if (found := tuned("gqa_prefill", q, (dim,))) is not None:
+    """As measured; else small tiles for few tokens, and for many two programs on a multiprocessor.
+
+    One program's softmax then runs beside the other's products.
+    """
+    few = q.shape[0] <= FEW_TOKENS
+    if (found := tuned("gqa_prefill", q, (dim, 0 if few else 1))) is not None:
         return GqaPrefillTuning(**found)
     if q.dtype is torch.float32:
         return GqaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=2, copies=False)
+    if few:
+        return GqaPrefillTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
     return GqaPrefillTuning(
         block_m=128, block_n=64, num_warps=8 if dim >= 128 else 4, num_stages=2, max_registers=128
     )

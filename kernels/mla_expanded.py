@@ -19,6 +19,8 @@ from headrace.kernels.mla_query_triton import turn
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.tuned import tuned
 
+FEW_TOKENS = 2048  # of a step, up to which tiles of 64 queries keep more multiprocessors busy
+
 
 @dataclass(frozen=True, slots=True)
 class MlaPrefillTuning:
@@ -29,6 +31,7 @@ class MlaPrefillTuning:
     num_warps: int
     num_stages: int
     copies: bool = True  # keys and values come by the copy engine, as far as all queries see them
+    max_registers: int | None = None  # of a thread
 
 
 @triton.jit
@@ -249,13 +252,17 @@ def mla_expanded(
         COPIES=copies,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        maxnreg=tuning.max_registers,
     )
 
 
 def expanded_tuning(q: Tensor, dims: tuple[int, int, int]) -> MlaPrefillTuning:
-    """As measured for (N, R, V); else by dtype."""
-    if (found := tuned("mla_expanded", q, dims)) is not None:
+    """As measured for (N, R, V); else small tiles for few tokens."""
+    few = q.shape[0] <= FEW_TOKENS
+    if (found := tuned("mla_expanded", q, (*dims, 0 if few else 1))) is not None:
         return MlaPrefillTuning(**found)
     if q.dtype is torch.float32:
         return MlaPrefillTuning(block_m=32, block_n=32, num_warps=4, num_stages=1, copies=False)
-    return MlaPrefillTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
+    if few:
+        return MlaPrefillTuning(block_m=64, block_n=64, num_warps=4, num_stages=2)
+    return MlaPrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=3, copies=False)

@@ -23,17 +23,21 @@ from headrace.kernels.tuned import entry
 DTYPE = torch.bfloat16
 CARD = torch.device("cuda")
 BLOCK_SIZE = 16
-PROMPTS, PROMPT = 2, 4096
+PROMPT = 4096
+TOKENS = (512, 8192)  # of a step with few tokens, and with many
 # Mean tokens of an expert, one for each tier.
-PER_EXPERT = (2, 16, 48, 512)
+PER_EXPERT = (2, 16, 48, 144, 512)
 # Tiles worth trying, by tier: tokens; then outputs, sum, warps, stages, group of each product.
-BLOCKS_M = ((16,), (16, 32), (64,), (128,))
+BLOCKS_M = ((16,), (16, 32), (64,), (64, 128), (128,))
 TILES = (
     ((32, 128, 4, 4, 8), (64, 128, 4, 3, 8), (64, 128, 4, 4, 8), (32, 256, 4, 3, 8)),
     ((32, 128, 4, 4, 8), (64, 128, 4, 3, 8), (64, 64, 4, 4, 8), (128, 64, 4, 3, 8)),
     ((64, 64, 4, 4, 8), (128, 64, 4, 3, 8), (128, 64, 8, 4, 8), (64, 128, 4, 3, 8)),
+    ((64, 64, 4, 4, 8), (128, 64, 4, 3, 8), (128, 64, 8, 4, 8), (256, 64, 8, 4, 8)),
     ((128, 64, 8, 4, 8), (128, 64, 8, 3, 8), (128, 64, 8, 4, 16), (256, 64, 8, 4, 8), (256, 64, 8, 4, 16)),
 )
+# Tiers in which the copy engine may bring the weights.
+COPIES = ((False,), (False,), (False, True), (True,), (True,))
 
 Call = Callable[[], Tensor]
 
@@ -53,7 +57,9 @@ def tunables(spec: ModelSpec) -> Iterator[Tunable]:
     if spec.moe is not None:
         for tier in range(len(PER_EXPERT)):
             yield _experts(spec.moe, spec.hidden_size, tier)
-    yield _mla(spec.attention) if isinstance(spec.attention, MlaSpec) else _gqa(spec.attention)
+    for tier in range(len(TOKENS)):
+        attention = spec.attention
+        yield _mla(attention, tier) if isinstance(attention, MlaSpec) else _gqa(attention, tier)
 
 
 def _experts(moe: MoeSpec, hidden: int, tier: int) -> Tunable:
@@ -64,8 +70,9 @@ def _experts(moe: MoeSpec, hidden: int, tier: int) -> Tunable:
     present = experts_tuning(PER_EXPERT[tier], gate_up)
     tiles = [TileTuning(*values) for values in TILES[tier]]
     # One product's choice says nothing of the other's: each is tried beside the present other one.
-    others = [ExpertsTuning(m, tile, present.down) for m, tile in product(BLOCKS_M[tier], tiles)]
-    others += [ExpertsTuning(m, present.gate_up, tile) for m, tile in product(BLOCKS_M[tier], tiles)]
+    tried = list(product(BLOCKS_M[tier], tiles, COPIES[tier]))
+    others = [ExpertsTuning(m, tile, present.down, copies) for m, tile, copies in tried]
+    others += [ExpertsTuning(m, present.gate_up, tile, copies) for m, tile, copies in tried]
 
     def calls(choice: ExpertsTuning, count: int) -> Sequence[Call]:
         made: list[Call] = []
@@ -80,9 +87,9 @@ def _experts(moe: MoeSpec, hidden: int, tier: int) -> Tunable:
     return Tunable(name, flops, _distinct(present, others), calls)
 
 
-def _gqa(gqa: GqaSpec) -> Tunable:
+def _gqa(gqa: GqaSpec, tier: int) -> Tunable:
     heads, kv_heads, dim = gqa.num_heads, gqa.num_kv_heads, gqa.head_dim
-    tokens = PROMPTS * PROMPT
+    tokens = TOKENS[tier]
     others = [
         GqaPrefillTuning(128, 64, 8, 2, 128),
         GqaPrefillTuning(128, 64, 8, 3, 128),
@@ -94,7 +101,7 @@ def _gqa(gqa: GqaSpec) -> Tunable:
     ]
 
     def calls(choice: GqaPrefillTuning, count: int) -> Sequence[Call]:
-        plan, blocks = _plan()
+        plan, blocks = _plan(tokens)
         made: list[Call] = []
         for _ in range(count):
             q, cache = _random(tokens, heads, dim), _random(2, blocks, BLOCK_SIZE, kv_heads, dim)
@@ -103,14 +110,14 @@ def _gqa(gqa: GqaSpec) -> Tunable:
             )
         return made
 
-    present = prefill_tuning(_random(1, 1, dim), dim)
-    flops = 4.0 * heads * dim * PROMPTS * PROMPT * (PROMPT + 1) / 2
-    return Tunable(entry("gqa_prefill", DTYPE, (dim,)), flops, _distinct(present, others), calls)
+    present = prefill_tuning(_random(tokens, 1, 1), dim)
+    flops = 4.0 * heads * dim * _pairs(tokens)
+    return Tunable(entry("gqa_prefill", DTYPE, (dim, tier)), flops, _distinct(present, others), calls)
 
 
-def _mla(mla: MlaSpec) -> Tunable:
+def _mla(mla: MlaSpec, tier: int) -> Tunable:
     heads, dims, rank = mla.num_heads, (mla.nope_dim, mla.rope_dim, mla.v_dim), mla.kv_lora_rank
-    tokens, width = PROMPTS * PROMPT, mla.nope_dim + mla.rope_dim
+    tokens, width = TOKENS[tier], mla.nope_dim + mla.rope_dim
     others = [
         MlaPrefillTuning(64, 64, 4, 2),
         MlaPrefillTuning(128, 64, 8, 2),
@@ -118,10 +125,12 @@ def _mla(mla: MlaSpec) -> Tunable:
         MlaPrefillTuning(64, 32, 4, 3),
         MlaPrefillTuning(128, 64, 8, 3, copies=False),
         MlaPrefillTuning(128, 128, 8, 2, copies=False),
+        MlaPrefillTuning(128, 32, 8, 2, max_registers=128),
+        MlaPrefillTuning(128, 32, 8, 3, max_registers=128),
     ]
 
     def calls(choice: MlaPrefillTuning, count: int) -> Sequence[Call]:
-        plan, blocks = _plan()
+        plan, blocks = _plan(tokens)
         up = _random(heads * (mla.nope_dim + mla.v_dim), rank, scale=rank**-0.5)
         rotation = torch.polar(
             torch.ones(tokens, 1, mla.rope_dim // 2), torch.randn(tokens, 1, mla.rope_dim // 2)
@@ -133,9 +142,9 @@ def _mla(mla: MlaSpec) -> Tunable:
             made.append(partial(_filled, mla_expanded, *arguments, width=heads * mla.v_dim, tuning=choice))
         return made
 
-    present = expanded_tuning(_random(1, 1, 1), dims)
-    flops = 2.0 * heads * (width + mla.v_dim) * PROMPTS * PROMPT * (PROMPT + 1) / 2
-    return Tunable(entry("mla_expanded", DTYPE, dims), flops, _distinct(present, others), calls)
+    present = expanded_tuning(_random(tokens, 1, 1), dims)
+    flops = 2.0 * heads * (width + mla.v_dim) * _pairs(tokens)
+    return Tunable(entry("mla_expanded", DTYPE, (*dims, tier)), flops, _distinct(present, others), calls)
 
 
 def _filled(kernel: Callable[..., None], q: Tensor, *arguments: Any, width: int, tuning: Any) -> Tensor:
@@ -145,13 +154,25 @@ def _filled(kernel: Callable[..., None], q: Tensor, *arguments: Any, width: int,
     return out
 
 
-def _plan() -> tuple[AttentionPlan, int]:
+def _prompts(tokens: int) -> tuple[int, int]:
+    """How many prompts, of how many tokens."""
+    return max(1, tokens // PROMPT), min(tokens, PROMPT)
+
+
+def _pairs(tokens: int) -> float:
+    """Query tokens times the positions they see."""
+    count, length = _prompts(tokens)
+    return count * length * (length + 1) / 2
+
+
+def _plan(tokens: int) -> tuple[AttentionPlan, int]:
     """Prompts without a cached prefix, over neighbouring blocks; and the number of blocks."""
-    each = PROMPT // BLOCK_SIZE
-    tables = torch.arange(1, PROMPTS * each + 1, dtype=torch.int32, device=CARD).view(PROMPTS, each)
-    starts = torch.arange(0, (PROMPTS + 1) * PROMPT, PROMPT, dtype=torch.int32, device=CARD)
-    lengths = torch.full((PROMPTS,), PROMPT, dtype=torch.int32, device=CARD)
-    return plan_device(starts, lengths, tables, 0, PROMPT, PROMPT, PROMPTS * PROMPT), PROMPTS * each + 1
+    count, length = _prompts(tokens)
+    each = length // BLOCK_SIZE
+    tables = torch.arange(1, count * each + 1, dtype=torch.int32, device=CARD).view(count, each)
+    starts = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=CARD)
+    lengths = torch.full((count,), length, dtype=torch.int32, device=CARD)
+    return plan_device(starts, lengths, tables, 0, length, length, tokens), count * each + 1
 
 
 def _random(*shape: int, scale: float = 1.0) -> Tensor:

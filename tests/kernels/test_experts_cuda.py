@@ -115,7 +115,7 @@ def test_full_tiles(shape: tuple[int, int, int, int], device: torch.device) -> N
     args = make(70, shape, torch.float16, device, fp8=False)
     tile = TileTuning(block_n=32, block_k=32, num_warps=4, num_stages=2)
     expected = by_expert(*args)
-    out = experts_cuda(*args, tuning=ExpertsTuning(128, tile, tile))
+    out = experts_cuda(*args, tuning=ExpertsTuning(128, tile, tile, copies=True))
     assert_close("sum", out.float(), expected, torch.float16)
 
 
