@@ -64,7 +64,10 @@ def experts_fp8(
 
 def experts_fp8_tuning(per_expert: int) -> FewExpertsTuning | ManyExpertsTuning:
     """By the mean number of tokens an expert gets: streaming weights, or filling tensor cores."""
-    if per_expert < 24:
-        few = FewTuning(block_n=128, num_warps=4, num_stages=3)
-        return FewExpertsTuning(16 if per_expert < 12 else 32, few, few)
-    return ManyExpertsTuning(64 if per_expert < 128 else 128, ManyTuning(8, 3), Fp8Tuning(64, 128, 4, 4))
+    if per_expert < 16:
+        few = FewTuning(block_n=128, num_warps=8, num_stages=3)
+        return FewExpertsTuning(16, few, few)
+    down = Fp8Tuning(block_m=64, block_n=128, num_warps=4, num_stages=4)
+    if per_expert < 128:
+        return ManyExpertsTuning(64, ManyTuning(num_warps=8, num_stages=4), down)
+    return ManyExpertsTuning(128, ManyTuning(num_warps=8, num_stages=3), down)

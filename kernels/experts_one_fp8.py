@@ -25,10 +25,10 @@ class OneFp8Tuning:
     Of gate_up a program makes its outputs `up_steps` times, asking for the weights of `up_stages` - 1 steps ahead.
     """
 
-    up_rows: int = 2
+    up_rows: int = 4
     up_warps: int = 4
-    up_steps: int = 8
-    up_stages: int = 3
+    up_steps: int = 4
+    up_stages: int = 2
     down_rows: int = 4
     down_warps: int = 4
 

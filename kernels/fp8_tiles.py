@@ -18,7 +18,7 @@ from headrace.kernels.silu_mul_triton import swiglu
 
 _GROUP = 8
 _ROWS = 8  # a program quantises
-LEAST = 1e-10  # scale of a group of zeros, times the format's largest number
+LEAST = 1e-30  # largest number of a group that is not taken for zeros
 
 
 @dataclass(frozen=True, slots=True)

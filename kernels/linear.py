@@ -53,9 +53,9 @@ def _linear_cuda(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor | None)
     if x.shape[0] == 1:
         return _one_token(x, weight, residual, None)
     if isinstance(weight, Fp8Weight):
-        if weight.wide is None:
-            from headrace.kernels.linear_fp8 import linear_fp8
+        from headrace.kernels.linear_fp8 import beats_wide, linear_fp8
 
+        if weight.wide is None or beats_wide(x.shape[0], *weight.shape):
             return linear_fp8(x, weight, residual)
         weight = weight.wide
     if residual is not None:

@@ -10,7 +10,13 @@ from headrace.kernels.fp8_split import launch_split_rows
 from headrace.kernels.fp8_tiles import launch_fp8_tiles, launch_quantize_rows
 
 FEW_TOKENS = 64  # up to which rows are as exact as bf16
-_PROGRAMS = 264  # that ask for a weight's parts at once: two for each multiprocessor of an H200
+FEWER_TOKENS = 16  # up to which that beats the vendor's wide product however wide the weight
+_PROGRAMS = 160  # that ask for a weight's parts at once: more take longer to add up
+
+
+def beats_wide(T: int, N: int, K: int) -> bool:
+    """Whether the weight's bytes outweigh two more launches. Measured on an H200."""
+    return K % BLOCK == 0 and (T <= FEWER_TOKENS or (T <= FEW_TOKENS and N <= K))
 
 
 def linear_fp8(x: Tensor, weight: Fp8Weight, add_to: Tensor | None) -> Tensor:
@@ -18,7 +24,7 @@ def linear_fp8(x: Tensor, weight: Fp8Weight, add_to: Tensor | None) -> Tensor:
     (T, K), N = x.shape, weight.shape[0]
     if FEW_TOKENS >= T and K % BLOCK == 0:
         block_m = max(16, triton.next_power_of_2(T))
-        splits = max(1, min(_PROGRAMS // triton.cdiv(N, 64), K // BLOCK // 4))
+        splits = max(1, min(_PROGRAMS // triton.cdiv(N, 64), K // BLOCK // 8))
         tuning = FewTuning(block_n=64, num_warps=4, num_stages=4)
         return launch_few_linear(launch_split_rows(x), weight, x.dtype, add_to, block_m, splits, tuning)
     out = launch_fp8_tiles(launch_quantize_rows(x), weight, x.dtype)
