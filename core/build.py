@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from headrace.config import Config, ConfigError, SchedulerConfig
+from headrace.config import Config, ConfigError, EngineConfig, SchedulerConfig
 from headrace.core.charges import Charges
 from headrace.core.context_cost import context_cost
 from headrace.core.eagle_checkpoint import attach_eagle
@@ -112,9 +112,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
 
 def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
     """The engine around a model that is loaded already. See Engine for `overlap`."""
-    if config.engine.deterministic:
-        assert isinstance(model, Decoder), "a model that has no batch-invariant form"
-        model = InvariantDecoder(model)
+    model = _in_form(config.engine, model)
     limits = config.scheduler.for_device(card=model.device.type == "cuda")
     max_model_len = _max_model_len(config.model.max_model_len, model.spec.max_position)
     num_blocks = _num_blocks(config, model) or _blocks_left(config, model, limits, max_model_len)
@@ -141,6 +139,21 @@ def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
         max_num_seqs=limits.max_num_seqs,
         parts=parts,
     )
+
+
+def _in_form(engine: EngineConfig, model: Model) -> Model:
+    """The model as the configuration wants it computed."""
+    if not (engine.deterministic or engine.compile):
+        return model
+    assert isinstance(model, Decoder), "a model that has no other form"
+    if engine.deterministic:
+        return InvariantDecoder(model)
+    if model.device.type != "cuda":
+        raise ConfigError("engine.compile = true is for a card; on a CPU the first step would take minutes")
+    # Its operators wrap Triton's kernels, which only a card needs.
+    from headrace.core.models.compiled import CompiledDecoder  # noqa: PLC0415
+
+    return CompiledDecoder(model)
 
 
 def _wire(

@@ -22,7 +22,7 @@ from headrace.config import (
     SchedulerConfig,
     WireConfig,
 )
-from headrace.environ import read_environment
+from headrace.environ import keep_compiled, read_environment
 from headrace.gateway import flags
 from headrace.gateway.chat import ChatSettings
 from headrace.gateway.chat import chat as run_chat
@@ -95,6 +95,7 @@ def serve(
     max_num_seqs: flags.MaxNumSeqs = DEFAULT.scheduler.max_num_seqs,
     max_num_batched_tokens: flags.MaxBatchedTokens = DEFAULT.scheduler.max_num_batched_tokens,
     max_waiting: flags.MaxWaiting = DEFAULT.scheduler.max_waiting,
+    compiled: flags.Compile = False,
     deterministic: flags.Deterministic = False,
     host: flags.Host = DEFAULT.gateway.host,
     port: flags.Port = DEFAULT.gateway.port,
@@ -116,6 +117,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP and WebSocket."""
     environment = read_environment()
+    if compiled:
+        keep_compiled()
     config = Config(
         model=ModelConfig(
             path=model or environment.model,
@@ -130,7 +133,7 @@ def serve(
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
-        engine=EngineConfig(count=engines, threads=threads, deterministic=deterministic),
+        engine=EngineConfig(count=engines, threads=threads, compile=compiled, deterministic=deterministic),
         wire=WireConfig(run_dir=run_dir, engines=tuple(engine_address or ()), curve_dir=curve_dir),
         gateway=GatewayConfig(
             host=host,
@@ -173,6 +176,7 @@ def engine(
     max_num_seqs: flags.MaxNumSeqs = DEFAULT.scheduler.max_num_seqs,
     max_num_batched_tokens: flags.MaxBatchedTokens = DEFAULT.scheduler.max_num_batched_tokens,
     max_waiting: flags.MaxWaiting = DEFAULT.scheduler.max_waiting,
+    compiled: flags.Compile = False,
     deterministic: flags.Deterministic = False,
     threads: flags.Threads = 0,
     curve_dir: flags.CurveDir = "",
@@ -181,6 +185,8 @@ def engine(
 ) -> None:
     """Run one engine alone, for gateways on other hosts (`serve --engine-address`)."""
     environment = read_environment()
+    if compiled:
+        keep_compiled()
     config = Config(
         model=ModelConfig(
             path=model or environment.model,
@@ -195,7 +201,7 @@ def engine(
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
-        engine=EngineConfig(count=1, threads=threads, deterministic=deterministic),
+        engine=EngineConfig(count=1, threads=threads, compile=compiled, deterministic=deterministic),
         wire=WireConfig(run_dir=run_dir, engines=(address,), curve_dir=curve_dir),
         log_level=log_level or environment.log_level or DEFAULT.log_level,
     ).resolve()

@@ -76,6 +76,10 @@ MaxNumSeqs = Annotated[
 MaxBatchedTokens = Annotated[
     int, Option(metavar="N", min=0, help="Tokens in one step; 0 = by device.", rich_help_panel=BATCH)
 ]
+Compile = Annotated[
+    bool,
+    Option("--compile/--no-compile", help="torch.compile of the layers, on a card.", rich_help_panel=BATCH),
+]
 Deterministic = Annotated[
     bool,
     Option("--deterministic", help="Answers do not depend on batch-mates; slower.", rich_help_panel=BATCH),

@@ -1,7 +1,7 @@
-"""`headrace bench host-gap`: how long the card waits for the host between two steps of a full batch, and why.
+"""`headrace bench host-gap`: how long the card waits between two replays of a full batch, and what the host does.
 
-The gap is the period of a steady step less the time of a replay alone; beside it, what each verb of a step costs
-the host. `python -P -m headrace.core.bench.host_gap -h`.
+The gap is from the end of a replay to the start of the next one, by the card's clock: the host's delay and the
+copies in between. Beside it, what each verb of a step costs the host. `python -P -m headrace.core.bench.host_gap -h`.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,7 @@ from headrace.core.launched import Launched
 from headrace.core.request import Request
 from headrace.ipc.messages import Sampling
 
-REPLAYS = 20
+VERBS = ("schedule", "prepare", "execute", "commit")
 SETTLING = 10  # steps after the last prefill that are not counted
 
 
@@ -34,6 +35,7 @@ class Watch:
 
     now: dict[str, float] = field(default_factory=dict)
     steps: list[dict[str, float]] = field(default_factory=list)
+    replays: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)  # begin and end
 
     def time(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, counted under `verb`."""
@@ -46,6 +48,19 @@ class Watch:
                 self.now[verb] = self.now.get(verb, 0.0) + time.perf_counter() - begin
 
         return timed
+
+    def mark(self, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """`replay`, between two events."""
+
+        def marked(rows: int) -> Any:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            outputs = replay(rows)
+            end.record()
+            self.replays.append((begin, end))
+            return outputs
+
+        return marked
 
     def step(self, seconds: float) -> None:
         """A step of so many seconds is over."""
@@ -65,9 +80,7 @@ def main() -> int:
     except ConfigError as error:
         console.print(f"headrace bench host-gap: {error}")
         return 1
-    table = Table(
-        "batch", "period us", "replay us", "gap us", "schedule", "prepare", "execute", "commit", "wait"
-    )
+    table = Table("batch", "period us", "replay us", "gap us", "most", *VERBS, "host us", "wait us")
     for batch in arguments.batches:
         table.add_row(*measure(built, batch, arguments.steps))
     console.print(table)
@@ -90,59 +103,47 @@ def measure(built: Built, batch: int, steps: int) -> tuple[str, ...]:
         begin = time.perf_counter()
         built.engine.step()
         watch.step(time.perf_counter() - begin)
-    # The last steps of a run shrink as requests end, the first ones hold prompts.
+    # The first steps hold prompts, the last ones fewer requests.
     steady = watch.steps[-steps // 2 - 2 : -4]
-    found = {
-        verb: median(step.get(verb, 0.0) for step in steady) * 1e6
-        for verb in ("step", "schedule", "prepare", "execute", "wait")
-    }
-    rest = [
-        step["step"] - sum(step.get(verb, 0.0) for verb in ("schedule", "prepare", "execute", "wait"))
-        for step in steady
-    ]
-    replay = _replay_us(built, batch)
-    cells = (found["step"], replay, found["step"] - replay, found["schedule"], found["prepare"])
-    return (
-        str(batch),
-        *(f"{us:.0f}" for us in (*cells, found["execute"], median(rest) * 1e6, found["wait"])),
-    )
+    for step in steady:
+        step["commit"] = step["step"] - sum(step.get(verb, 0.0) for verb in (*VERBS, "wait"))
+        step["host"] = step["step"] - step["wait"]
+    medians = [median(step[verb] for step in steady) * 1e6 for verb in ("step", *VERBS, "host", "wait")]
+    torch.cuda.synchronize()
+    replays = watch.replays[-steps // 2 - 2 : -4]
+    busy = median(begin.elapsed_time(end) for begin, end in replays) * 1e3
+    gaps = [end.elapsed_time(begin) * 1e3 for (_, end), (begin, _) in pairwise(replays)]
+    cells = (medians[0], busy, median(gaps), max(gaps), *medians[1:])
+    return (str(batch), *(f"{us:.0f}" for us in cells))
 
 
 def _watched(built: Built) -> Watch:
-    watch = Watch()
-    verbs: tuple[tuple[object, str], ...] = (
-        (built.engine.scheduler, "schedule"),
-        (built.parts.preparer, "prepare"),
-        (built.parts.executor, "execute"),
-    )
-    for owner, verb in verbs:
-        original = getattr(type(owner), verb).__get__(owner)
-        setattr(owner, verb, watch.time(verb, original))
-    executed = built.parts.executor.execute
+    """A fresh watch over the engine's parts."""
+    watch, parts = Watch(), built.parts
+    assert parts.graphs is not None, "a card has graphs"
+    executed = _original(parts.executor, "execute")
 
     def execute(*args: Any, **kwargs: Any) -> Launched:
-        launched = executed(*args, **kwargs)
-        for name in ("read",):
-            setattr(launched, name, watch.time("wait", launched.read))
+        launched: Launched = executed(*args, **kwargs)
+        _replace(launched, "read", watch.time("wait", launched.read))
         return launched
 
-    for name in ("execute",):
-        setattr(built.parts.executor, name, execute)
+    scheduler = built.engine.scheduler
+    _replace(scheduler, "schedule", watch.time("schedule", _original(scheduler, "schedule")))
+    _replace(parts.preparer, "prepare", watch.time("prepare", _original(parts.preparer, "prepare")))
+    _replace(parts.executor, "execute", watch.time("execute", execute))
+    _replace(parts.graphs, "replay", watch.mark(_original(parts.graphs, "replay")))
     return watch
 
 
-def _replay_us(built: Built, batch: int) -> float:
-    """Microseconds of a recorded step, one behind the other with nothing in between."""
-    assert built.parts.graphs is not None, "a card has graphs"
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    built.parts.graphs.replay(batch)
-    begin.record()
-    for _ in range(REPLAYS):
-        built.parts.graphs.replay(batch)
-    end.record()
-    end.synchronize()
-    milliseconds: float = begin.elapsed_time(end)
-    return milliseconds / REPLAYS * 1e3
+def _original(owner: object, name: str) -> Callable[..., Any]:
+    """The method as its class has it, whatever an earlier watch put in its place."""
+    method: Callable[..., Any] = getattr(type(owner), name).__get__(owner)
+    return method
+
+
+def _replace(owner: object, name: str, value: Callable[..., Any]) -> None:
+    setattr(owner, name, value)
 
 
 def _parse() -> argparse.Namespace:
@@ -154,6 +155,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kv-memory", type=int, default=0, help="bytes; 0 = what the card has left")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="query tokens of a step")
     parser.add_argument("--deterministic", action="store_true", help="batch-invariant kernels")
+    parser.add_argument("--compile", action="store_true", help="layers by torch.compile")
     return parser.parse_args()
 
 
@@ -171,7 +173,7 @@ def _config(arguments: argparse.Namespace) -> Config:
             max_num_batched_tokens=max(arguments.max_num_batched_tokens, most),
             max_waiting=max(SchedulerConfig().max_waiting, most),
         ),
-        engine=EngineConfig(deterministic=arguments.deterministic),
+        engine=EngineConfig(deterministic=arguments.deterministic, compile=arguments.compile),
     )
 
 

@@ -78,6 +78,7 @@ class EngineConfig:
 
     count: int = 1
     threads: int = 0  # CPU threads of each engine; 0 = cores / engines
+    compile: bool = False  # torch.compile of the model's layers, on a card; see docs/performance.md
     deterministic: bool = False  # kernels whose results do not depend on batch-mates; see docs/operations.md
 
 
@@ -207,6 +208,8 @@ class Config:
         for name, value, low, high in limits:
             if not low <= value <= high:
                 raise ConfigError(f"{name} = {value} is outside {low}..{high}")
+        if self.engine.compile and self.engine.deterministic:
+            raise ConfigError("engine.compile and engine.deterministic are two ways of computing; choose one")
         self.scheduler.for_device(card=False)
 
 

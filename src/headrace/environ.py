@@ -7,6 +7,7 @@ The CLI calls; flags win over the environment.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.config import ConfigError
 
@@ -51,3 +52,13 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         model=variables.get("HEADRACE_MODEL", ""),
         log_level=level,
     )
+
+
+def keep_compiled() -> None:
+    """Let engines keep what torch.compile makes in the user's cache folder, unless the user named another.
+
+    torch reads the variable, and processes started from now on inherit it; its own choice is the temporary folder,
+    which a restart of the machine empties.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "headrace" / "inductor"))

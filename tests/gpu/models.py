@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.config import CacheConfig, Config, EngineConfig, ModelConfig, SchedulerConfig
+from headrace.config import (
+    CacheConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from headrace.core.build import Built, assemble
 from headrace.core.models.base import Model
 from headrace.core.weights import load_model
@@ -64,6 +71,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 CARD = torch.device("cuda")
+OFF = SpeculationConfig(drafters="off")
 
 
 def save(name: str, folder: Path) -> Any:
@@ -86,13 +94,16 @@ def make(
     prefix_cache: bool = False,
     overlap: bool = True,
     deterministic: bool = False,
+    compiled: bool = False,
+    speculation: SpeculationConfig = OFF,
 ) -> Built:
     """An engine on the card around a loaded model."""
     config = Config(
         model=ModelConfig(path=str(path)),
         cache=CacheConfig(num_blocks=num_blocks, prefix_cache=prefix_cache),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
-        engine=EngineConfig(deterministic=deterministic),
+        engine=EngineConfig(deterministic=deterministic, compile=compiled),
+        speculation=speculation,
     ).resolve()
     return assemble(config, model, overlap=overlap)
 
