@@ -47,6 +47,8 @@ def usage(request: Request) -> Usage:
         decode_s=last - first if last is not None and first is not None else 0.0,
         preemptions=request.num_preemptions,
         gpu_ms=request.gpu_ms,
+        drafted=request.num_drafted,
+        accepted=request.num_accepted,
     )
 
 

@@ -11,6 +11,7 @@ from headrace.core.engine import Engine
 from headrace.core.outbox import Tag, finished, pack
 from headrace.core.rejection import BadRequest, Rejection
 from headrace.core.request import FinishReason, Request
+from headrace.core.speculator import SpeculationCounters
 from headrace.ipc.engine_socket import EngineSocket
 from headrace.ipc.messages import Cancel, Credit, Goodbye, Load, Rejected, Submit, ToEngine, Tokens
 from headrace.ipc.packed import unpack_int32
@@ -81,6 +82,8 @@ class EngineServer:
         """How busy this engine is; the socket fills in the heartbeat fields."""
         scheduler, clock = self._engine.scheduler, self._engine.clock
         counters = scheduler.counters
+        speculator = self._engine.speculator
+        drafts = SpeculationCounters() if speculator is None else speculator.counters
         return Load(
             engine=self._name,
             state="ready" if self._drain_until is None else "draining",
@@ -101,6 +104,10 @@ class EngineServer:
             refused_frames=0,
             busy_s=self._engine.charges.busy_s,
             overhead_s=self._engine.charges.overhead_s,
+            draft_steps=drafts.steps,
+            draft_rows=drafts.rows,
+            drafted=drafts.drafted,
+            accepted=tuple(drafts.accepted),
         )
 
     def _take(self, gateway: bytes, message: ToEngine) -> None:

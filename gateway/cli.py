@@ -20,6 +20,7 @@ from headrace.config import (
     GatewayConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculationConfig,
     WireConfig,
 )
 from headrace.environ import keep_compiled, read_environment
@@ -97,6 +98,9 @@ def serve(
     max_waiting: flags.MaxWaiting = DEFAULT.scheduler.max_waiting,
     compiled: flags.Compile = False,
     deterministic: flags.Deterministic = False,
+    speculate: flags.Speculate = "auto",
+    draft_tokens: flags.DraftTokens = DEFAULT.speculation.draft_tokens,
+    draft_model: flags.DraftModel = "",
     host: flags.Host = DEFAULT.gateway.host,
     port: flags.Port = DEFAULT.gateway.port,
     api_key: flags.ApiKeys = None,
@@ -134,6 +138,7 @@ def serve(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
         engine=EngineConfig(count=engines, threads=threads, compile=compiled, deterministic=deterministic),
+        speculation=SpeculationConfig(drafters=speculate, draft_tokens=draft_tokens, model=draft_model),
         wire=WireConfig(run_dir=run_dir, engines=tuple(engine_address or ()), curve_dir=curve_dir),
         gateway=GatewayConfig(
             host=host,
@@ -178,6 +183,9 @@ def engine(
     max_waiting: flags.MaxWaiting = DEFAULT.scheduler.max_waiting,
     compiled: flags.Compile = False,
     deterministic: flags.Deterministic = False,
+    speculate: flags.Speculate = "auto",
+    draft_tokens: flags.DraftTokens = DEFAULT.speculation.draft_tokens,
+    draft_model: flags.DraftModel = "",
     threads: flags.Threads = 0,
     curve_dir: flags.CurveDir = "",
     run_dir: flags.RunDir = "",
@@ -202,6 +210,7 @@ def engine(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_waiting=max_waiting
         ),
         engine=EngineConfig(count=1, threads=threads, compile=compiled, deterministic=deterministic),
+        speculation=SpeculationConfig(drafters=speculate, draft_tokens=draft_tokens, model=draft_model),
         wire=WireConfig(run_dir=run_dir, engines=(address,), curve_dir=curve_dir),
         log_level=log_level or environment.log_level or DEFAULT.log_level,
     ).resolve()

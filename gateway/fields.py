@@ -72,6 +72,15 @@ class Fields:
             )
         return value
 
+    def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
+        value = self._body.get(name)
+        if value is None:
+            return default
+        if value not in allowed:
+            names = ", ".join(f'"{choice}"' for choice in allowed)
+            raise self.wrong_type(name, f"one of {names}")
+        return str(value)
+
     def object(self, name: str) -> dict[str, Any] | None:
         value = self._body.get(name)
         if value is not None and not isinstance(value, dict):

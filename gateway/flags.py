@@ -14,6 +14,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 FormatName = Literal["safetensors", "dummy"]
 QuantizationName = Literal["", "fp8"]
+DraftersName = Literal["auto", "mtp", "ngram", "off"]
 LevelName = Literal["debug", "info", "warning", "error"]
 
 EngineName = Literal["core", "synthetic"]
@@ -86,6 +87,24 @@ Deterministic = Annotated[
 ]
 MaxWaiting = Annotated[
     int, Option(metavar="N", help="Queued requests of an engine; one more gets 429.", rich_help_panel=BATCH)
+]
+
+Speculate = Annotated[
+    DraftersName,
+    Option(
+        metavar="DRAFTER",
+        help="mtp = the checkpoint's own, ngram = look-up in the text, auto = both, off.",
+        rich_help_panel=BATCH,
+    ),
+]
+DraftTokens = Annotated[
+    int, Option(metavar="K", help="Tokens that mtp looks ahead, 1 to 8.", rich_help_panel=BATCH)
+]
+DraftModel = Annotated[
+    str,
+    Option(
+        metavar="DIR", help="An EAGLE head in place of the checkpoint's own drafter.", rich_help_panel=BATCH
+    ),
 ]
 
 Host = Annotated[str, Option(metavar="HOST", help="Address to listen on.", rich_help_panel=HTTP)]

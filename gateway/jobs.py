@@ -219,6 +219,8 @@ class Jobs:
             min_tokens=asked.min_tokens,
             stop_token_ids=tuple(dict.fromkeys((*asked.stop_token_ids, *eos))),
             logprobs=asked.logprobs,
+            speculation=asked.speculation,
+            seeded=asked.seed is not None,
         )
 
     def _echo(self, prompt: Prompt, token_ids: list[int]) -> str:

@@ -124,6 +124,12 @@ class Metrics:
             tally.count(load.busy_s, "engine_busy_seconds", *labels)
             tally.count(load.overhead_s, "engine_overhead_seconds", *labels)
             tally.count(load.refused_frames, "engine_refused_frames", *labels)
+            tally.count(load.draft_steps, "spec_decode_steps", *labels)
+            tally.count(load.draft_rows, "spec_decode_num_drafts", *labels)
+            tally.count(load.drafted, "spec_decode_num_draft_tokens", *labels)
+            tally.count(sum(load.accepted), "spec_decode_num_accepted_tokens", *labels)
+            for place, count in enumerate(load.accepted):
+                tally.count(count, "spec_decode_num_accepted_tokens_per_pos", *labels, str(place))
         return tally
 
 

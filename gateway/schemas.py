@@ -14,6 +14,7 @@ MAX_STOP_LENGTH = 1024  # characters
 MAX_STOP_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+SPECULATION = ("auto", "mtp", "ngram", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class SamplingRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int = -1  # -1 = none, 0 = the chosen token's, n = and the n likeliest
+    speculation: str = "auto"  # which drafters may serve it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.errors import ApiError, rejected, unavailable
 from headrace.gateway.handle import Handle, Listener
 from headrace.gateway.token_log import Event, TokenLog
-from headrace.ipc.messages import Finished, Logprobs
+from headrace.ipc.messages import Finished, Logprobs, Usage
 
 MAX_LOG_BYTES = 4 << 20
 NEVER = 1 << 62
@@ -31,6 +31,8 @@ class Outcome:
     output_tokens: int
     error: ApiError | None  # set for reason "error"
     gpu_ms: float | None = None  # what the engine charged; None = it did not say, for the end is not its own
+    drafted: int = 0  # draft tokens verified, as far as the engine said
+    accepted: int = 0  # of those, accepted
 
 
 class Sink(Protocol):
@@ -122,7 +124,7 @@ class Stream:
     def on_finished(self, finished: Finished) -> None:
         cached = finished.usage.cached_tokens
         if finished.reason in ("stop", "length"):
-            self._end(finished.reason, cached, gpu_ms=finished.usage.gpu_ms)
+            self._end(finished.reason, cached, bill=finished.usage)
         elif finished.reason == "error":
             message = f"the engine gave up: {finished.message}"
             self._end("error", cached, ApiError(500, message, code="generation_failed"))
@@ -165,7 +167,7 @@ class Stream:
                 self._handle.grant(limit)
 
     def _end(
-        self, reason: str, cached_tokens: int, error: ApiError | None = None, gpu_ms: float | None = None
+        self, reason: str, cached_tokens: int, error: ApiError | None = None, bill: Usage | None = None
     ) -> None:
         """Send what was held back, then the outcome."""
         if self._finished:
@@ -187,7 +189,7 @@ class Stream:
                 cached_tokens,
                 assembler.num_received,
                 error,
-                gpu_ms,
+                *((bill.gpu_ms, bill.drafted, bill.accepted) if bill is not None else ()),
             )
         )
 

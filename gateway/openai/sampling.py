@@ -13,6 +13,7 @@ from headrace.gateway.schemas import (
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
     MAX_STOPS,
+    SPECULATION,
     SamplingRequest,
 )
 
@@ -74,6 +75,7 @@ def parse_sampling(fields: Fields, logprobs: int) -> SamplingRequest:
         stop_token_ids=_stop_token_ids(fields),
         ignore_eos=fields.boolean("ignore_eos"),
         logprobs=logprobs,
+        speculation=fields.choice("speculation", SPECULATION, "auto"),
     )
 
 

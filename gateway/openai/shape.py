@@ -111,13 +111,18 @@ def usage(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     firsts = [outcome for i, outcome in enumerate(outcomes) if i % job.request.n == 0]
     prompt = sum(outcome.prompt_tokens for outcome in firsts)
     completion = sum(outcome.output_tokens for outcome in outcomes)
+    accepted = sum(outcome.accepted for outcome in outcomes)
     bills = [outcome.gpu_ms for outcome in outcomes]
     gpu_ms = None if None in bills else sum(bill for bill in bills if bill is not None)
-    found = {
+    found: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in firsts)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(outcome.drafted for outcome in outcomes) - accepted,
+        },
         "gpu_ms": None if gpu_ms is None else round(gpu_ms, 3),
     }
     if job.price_per_gpu_hour:

@@ -188,7 +188,7 @@ class FakeEngine:
     def _finished(self, number: int, stream: Running, reason: str) -> Finished:
         num_prompt = len(stream.submit.prompt) // 4
         message = "NaN logits at layer 3" if reason == "error" else ""
-        usage = Usage(num_prompt, 2, stream.sent, 0.0, 0.0, 0.0, 0, MS_PER_TOKEN * stream.sent)
+        usage = Usage(num_prompt, 2, stream.sent, 0.0, 0.0, 0.0, 0, MS_PER_TOKEN * stream.sent, 3, 2)
         return Finished(number, reason, usage, message)
 
 

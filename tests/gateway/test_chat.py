@@ -36,6 +36,7 @@ async def test_an_answer_has_openais_shape() -> None:
         "completion_tokens": 4,
         "total_tokens": 17,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1},
         "gpu_ms": 4 * MS_PER_TOKEN,
     }
 
@@ -61,6 +62,16 @@ async def test_the_requests_values_go_before_the_models() -> None:
     assert (submit.sampling.temperature, submit.sampling.top_p, submit.sampling.max_tokens) == (0, 1, 5)
     assert (submit.sampling.stop_token_ids, submit.sampling.seed) == ((), 7)
     assert (submit.priority, submit.cache_salt) == (-3, "salt")
+    assert submit.sampling.seeded, "the seed is the client's"
+
+
+async def test_a_drawn_seed_is_nobodys_promise_and_the_drafters_are_the_requests_choice() -> None:
+    async with serving() as service:
+        await service.post(URL, {**CHAT, "speculation": "off"})
+        sampling = service.engine.seen[0].submit.sampling
+        status, error, _ = await service.post(URL, {**CHAT, "speculation": "fast"})
+    assert (sampling.seeded, sampling.speculation) == (False, "off")
+    assert (status, error["error"]["param"]) == (400, "speculation")
 
 
 async def test_length_ends_at_max_tokens() -> None:

@@ -69,6 +69,9 @@ ENGINE_0 = (("engine", "0"), ("model_name", "m"))
         "prompt_tokens_total",
         "generation_tokens_total",
         "request_success_total",
+        "spec_decode_num_drafts_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_total",
     ],
 )
 def test_the_page_has_vllms_names(name: str) -> None:
@@ -96,6 +99,19 @@ def test_engine_figures_come_from_the_newest_heartbeat() -> None:
     page = samples(metrics.page((), "")[0])
     assert page["headrace:engine_up", ENGINE_0] == 0
     assert ("headrace:num_requests_running", ENGINE_0) not in page
+
+
+def test_accepted_drafts_are_shown_by_position() -> None:
+    metrics, dispatcher, _ = make_metrics()
+    counts = (10, 11, 12, 13, 14, 15, 16, 2.5, 0.5, 4, 6, 18, (5, 3, 1))
+    dispatcher.engines[0].on_message(Load("e", "ready", 0.0, 3, 2, 1, 16, 64, 9, 1.5, *counts))
+    page = samples(metrics.page((), "")[0])
+    assert page["headrace:spec_decode_steps_total", ENGINE_0] == 4
+    assert page["headrace:spec_decode_num_drafts_total", ENGINE_0] == 6
+    assert page["headrace:spec_decode_num_draft_tokens_total", ENGINE_0] == 18
+    assert page["headrace:spec_decode_num_accepted_tokens_total", ENGINE_0] == 9
+    by_place = "headrace:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [count for (name, _), count in page.items() if name == by_place] == [5, 3, 1]
 
 
 def test_use_is_counted_by_key_over_all_engines() -> None:

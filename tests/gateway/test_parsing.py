@@ -57,6 +57,8 @@ def refusal(parse: Any, **fields: Any) -> ApiError:
         ("logit_bias", {"x": 1}, 'logit_bias has the key "x", which is no token id'),
         ("logit_bias", {"5": 101}, "logit_bias.5 = 101 is outside -100..100"),
         ("logit_bias", [5], "logit_bias must be an object, got an array of 1 items"),
+        ("speculation", "eagle", 'speculation must be one of "auto", "mtp", "ngram", "off", got the string'),
+        ("speculation", ["mtp"], "got an array of 1 items"),
         ("ignore_eos", 1, "ignore_eos must be true or false, got the number 1"),
         ("stream", "yes", 'stream must be true or false, got the string "yes"'),
         ("stream_options", {"include_usage": True}, "stream_options is only allowed when stream is true"),
@@ -139,6 +141,7 @@ def test_every_supported_field_arrives() -> None:
         stop="END",
         stop_token_ids=[4],
         ignore_eos=True,
+        speculation="ngram",
         logprobs=True,
         top_logprobs=3,
         stream=True,
@@ -159,7 +162,7 @@ def test_every_supported_field_arrives() -> None:
     assert sampling.logit_bias == ((5, -100.0), (6, 2.5))
     assert sampling.seed == 2**63 - 1
     assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("END",), (4,), True)
-    assert sampling.logprobs == 3
+    assert (sampling.logprobs, sampling.speculation) == (3, "ngram")
     prompt = asked.prompts[0]
     assert isinstance(prompt, ChatPrompt)
     assert prompt.template_kwargs == {"enable_thinking": False}
