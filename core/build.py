@@ -99,7 +99,12 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
     built.engine.warm_up(min(WARM_UP_TOKENS, built.max_model_len - 2))
     if device.type == "cuda":
         limits = config.scheduler.for_device(card=True)
-        warm_up_card(built.engine, limits.max_num_seqs, limits.max_num_batched_tokens)
+        warm_up_card(
+            built.engine,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            recorded=not config.engine.deterministic,
+        )
     _weigh_drafts(config, built)
     log.info(
         "start: weights %.1f s, memory and graphs %.1f s, warm-up %.1f s",

@@ -18,13 +18,22 @@ CROWDS = ((LONG_ROWS + 1, 3), (LONG_ROWS + 1, 7), (LONG_ROWS + 1, 17), (LONG_ROW
 FIRST_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 
 
-def warm_up_card(engine: Engine, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-    """Run steps of every kind, alone and beside decodes. The engine is idle before and after."""
+def warm_up_card(
+    engine: Engine, max_num_seqs: int, max_num_batched_tokens: int, *, recorded: bool = True
+) -> None:
+    """Run steps of every kind, alone and beside decodes. The engine is idle before and after.
+
+    Args:
+        recorded: small prompts are replayed; else prompts of every size are launched, whose tiles differ.
+    """
     longest = engine.scheduler.max_model_len - 2
     largest = min(max_num_batched_tokens, longest)
     # A longest prompt alone; one that a recorded step could hold, at an odd length; chunks over earlier ones.
     steps: list[Sequence[int]] = [[largest], [min(LARGEST + 33, largest)], [min(2 * largest, longest)]]
     steps += [[length] * min(count, max_num_seqs) for count, length in CROWDS if length <= longest]
+    if not recorded:
+        powers = [1 << n for n in range(4, largest.bit_length())]
+        steps += [[length] for power in powers for length in (power, power + 1) if length <= largest]
     for beside in (0, min(2, max_num_seqs - 1)):
         running = [_request(f"beside {row}", 5, Sampling(max_tokens=longest - 5)) for row in range(beside)]
         for request in running:

@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 
-from headrace.core.engine import Engine
 from headrace.core.models.base import Model
 from headrace.core.request import Request
 from headrace.core.warm_up import warm_up_card
@@ -95,7 +94,8 @@ def test_nothing_is_compiled_in_service(
 ) -> None:
     """Prompts of every kind of length, alone and together, with and without rules."""
     built = make(models[name], folders[name], prefix_cache=True, deterministic=deterministic)
-    warm(built.engine)
+    # As core/build.py does at start.
+    warm_up_card(built.engine, 16, 256, recorded=not deterministic)
     compiled.names.clear()
     for count, shortest, longest in (
         (1, 1, 1),
@@ -109,8 +109,3 @@ def test_nothing_is_compiled_in_service(
         for rules in (PLAIN, DEMANDING):
             generate(built.engine, texts, replace(rules, max_tokens=6), check_each_step=False)
     assert not compiled.names, f"compiled in service: {sorted(set(compiled.names))}"
-
-
-def warm(engine: Engine) -> None:
-    """As core/build.py does at start."""
-    warm_up_card(engine, 16, 256)
