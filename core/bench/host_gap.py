@@ -18,7 +18,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from headrace.config import CacheConfig, Config, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from headrace.config import (
+    CacheConfig,
+    Config,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from headrace.core.bench.workload import DecodeShape, random_prompts
 from headrace.core.build import Built, build
 from headrace.core.launched import Launched
@@ -174,6 +182,8 @@ def _config(arguments: argparse.Namespace) -> Config:
             max_waiting=max(SchedulerConfig().max_waiting, most),
         ),
         engine=EngineConfig(deterministic=arguments.deterministic, compile=arguments.compile),
+        # The gap of plain steps: a step with drafts waits for the one before it on purpose.
+        speculation=SpeculationConfig(drafters="off"),
     )
 
 
