@@ -15,6 +15,8 @@ import torch
 from headrace.config import Config, ConfigError, EngineConfig, SchedulerConfig
 from headrace.core.charges import Charges
 from headrace.core.context_cost import context_cost
+from headrace.core.draft_graphs import DraftGraphs
+from headrace.core.drafting import add_drafter, make_speculator, model_depth, num_draft_graphs, weigh
 from headrace.core.eagle_checkpoint import attach_eagle
 from headrace.core.engine import Engine
 from headrace.core.execute import Executor
@@ -24,16 +26,11 @@ from headrace.core.memory_profile import profile
 from headrace.core.models.base import Model
 from headrace.core.models.decoder import Decoder
 from headrace.core.models.invariant import InvariantDecoder
-from headrace.core.mtp_drafter import MtpDrafter
 from headrace.core.prepare import Preparer
 from headrace.core.prompt_graphs import PromptGraphs, prompt_graph_sizes
 from headrace.core.scheduler import Scheduler
-from headrace.core.speculation.ngram_drafter import NgramDrafter
-from headrace.core.speculator import Speculator
-from headrace.core.step_timer import time_steps
 from headrace.core.warm_up import warm_up_card
 from headrace.core.weights import fingerprint, load_model
-from headrace.ipc.limits import MAX_DRAFTS
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +38,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 WARM_UP_TOKENS = 32
 GIB = 1 << 30
 CPU_KV_BYTES = 512 << 20
-LARGEST_VERIFICATION = 64  # query tokens of a step with drafts, on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +48,7 @@ class Parts:
     preparer: Preparer
     executor: Executor
     graphs: DecodeGraphs | None  # None on a CPU
+    draft_graphs: DraftGraphs | None  # None on a CPU, and where nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,16 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
             limits.max_num_batched_tokens,
             recorded=not config.engine.deterministic,
         )
-    _weigh_drafts(config, built)
+    if built.engine.speculator is not None:
+        weigh(
+            config,
+            built.engine.speculator,
+            built.parts.executor,
+            built.model,
+            built.parts.draft_graphs,
+            limits=config.scheduler.for_device(card=device.type == "cuda"),
+            max_model_len=built.max_model_len,
+        )
     log.info(
         "start: weights %.1f s, memory and graphs %.1f s, warm-up %.1f s",
         loaded - began,
@@ -181,21 +187,18 @@ def _wire(
         max_model_len=max_model_len,
         kv=kv,
     )
-    depth = _drafts_of_model(config, model)
-    shape = model.kv_shape(num_blocks, block_size, mtp=depth > 0)
+    shape = model.kv_shape(num_blocks, block_size, mtp=model_depth(config, model) > 0)
     pool = torch.zeros(shape, dtype=model.dtype, device=model.device)
     executor = Executor(model, pool, max_num_seqs, exact=config.engine.deterministic)
-    if depth and model.mtp is not None:
-        drafter = MtpDrafter(
-            model.mtp,
-            pool,
-            executor.sampler,
-            depth=depth,
-            num_slots=max_num_seqs + 1,
-            vocab_size=model.spec.vocab_size,
-            max_model_len=max_model_len,
-        )
-        executor.use_drafter(drafter)
+    draft_graphs = add_drafter(
+        config,
+        executor,
+        model,
+        pool,
+        limits=limits,
+        max_model_len=max_model_len,
+        largest_only=sizes is not None,
+    )
     graphs = None
     if model.device.type == "cuda":
         graphs = DecodeGraphs(
@@ -224,48 +227,9 @@ def _wire(
             )
     preparer = Preparer(max_num_seqs, max_model_len, block_size)
     charges = Charges(context_cost(model.spec))
-    speculator = _speculator(config, model, depth)
+    speculator = make_speculator(config, model)
     engine = Engine(scheduler, kv, preparer, executor, charges, speculator=speculator, overlap=overlap)
-    return Parts(engine, preparer, executor, graphs)
-
-
-def _drafts_of_model(config: Config, model: Model) -> int:
-    """Tokens that the model's own drafter looks ahead."""
-    wanted = _drafters(config, model)
-    return config.speculation.draft_tokens if wanted in ("auto", "mtp") and model.mtp else 0
-
-
-def _drafters(config: Config, model: Model) -> str:
-    """On a card drafts are not part of the recorded steps yet, so they would cost more than they gain."""
-    wanted = config.speculation.drafters
-    return "off" if wanted == "auto" and model.device.type == "cuda" else wanted
-
-
-def _weigh_drafts(config: Config, built: Built) -> None:
-    """Tell the speculator what steps cost here."""
-    speculator = built.engine.speculator
-    if speculator is None:
-        return
-    limits = config.scheduler.for_device(card=built.model.device.type == "cuda")
-    rows, most = limits.max_num_seqs, min(limits.max_num_batched_tokens, LARGEST_VERIFICATION)
-    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < rows]
-    costs = time_steps(
-        built.parts.executor,
-        rows=[*sizes, rows],
-        tokens=[size for size in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if size <= most],
-        ahead=_drafts_of_model(config, built.model),
-        spare_slot=rows,
-        block_size=config.cache.block_size,
-        max_model_len=built.max_model_len,
-    )
-    speculator.use_costs(costs)
-
-
-def _speculator(config: Config, model: Model, depth: int) -> Speculator | None:
-    if _drafters(config, model) == "off":
-        return None
-    drafters = [NgramDrafter()] if _drafters(config, model) in ("auto", "ngram") else []
-    return Speculator(drafters, ahead=depth, limit=MAX_DRAFTS, exact=config.engine.deterministic)
+    return Parts(engine, preparer, executor, graphs, draft_graphs)
 
 
 def _blocks_left(config: Config, model: Model, limits: SchedulerConfig, max_model_len: int) -> int:
@@ -273,14 +237,14 @@ def _blocks_left(config: Config, model: Model, limits: SchedulerConfig, max_mode
     block_size, rows = config.cache.block_size, limits.max_num_seqs
     tokens, longest = limits.max_num_batched_tokens, max_model_len - 1
     needed = -(-min(tokens, longest) // block_size) + rows * (2 + tokens // rows // block_size) + 2
-    per_block = model.kv_bytes_per_block(block_size, model.dtype, mtp=_drafts_of_model(config, model) > 0)
+    per_block = model.kv_bytes_per_block(block_size, model.dtype, mtp=model_depth(config, model) > 0)
     use = profile(
         lambda: _wire(config, model, limits, needed, max_model_len, overlap=True, sizes=(rows,)).engine,
         pool_bytes=needed * per_block,
         num_rows=rows,
         num_tokens=tokens,
         longest=longest,
-        num_graphs=len(graph_sizes(rows)) + 2 * len(prompt_graph_sizes(tokens)),
+        num_graphs=len(graph_sizes(rows)) + 2 * len(prompt_graph_sizes(tokens)) + num_draft_graphs(config),
     )
     left = use.left(config.cache.gpu_memory_utilization)
     num_blocks = left // per_block
@@ -324,9 +288,7 @@ def _num_blocks(config: Config, model: Model) -> int:
         return cache.num_blocks
     if not cache.memory_bytes and model.device.type == "cuda":
         return 0
-    per_block = model.kv_bytes_per_block(
-        cache.block_size, model.dtype, mtp=_drafts_of_model(config, model) > 0
-    )
+    per_block = model.kv_bytes_per_block(cache.block_size, model.dtype, mtp=model_depth(config, model) > 0)
     memory = cache.memory_bytes or CPU_KV_BYTES
     if memory // per_block < 2:
         raise ConfigError(f"cache.memory_bytes = {memory} holds no two blocks of {per_block} bytes")

@@ -4,6 +4,7 @@ Owns the KV tensor, the last token of each slot and the sampler. What may not be
 requests' lifetimes, queues or the wire; anything that makes the host wait for the device.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,31 @@ class StepGraphs(Protocol):
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Replay one. Returns logits [S, V] and tokens [S], valid until the next replay."""
         ...
+
+
+class DraftGraphs(Protocol):
+    """Recorded steps with drafts. Implemented by core/draft_graphs.py."""
+
+    def fits(self, inputs: StepInputs) -> bool:
+        """Whether a recorded step can stand in for these inputs."""
+        ...
+
+    def run(self, inputs: StepInputs) -> "Verifiable":
+        """Replay the model and the verification."""
+        ...
+
+    def draft(self, inputs: StepInputs, *, greedy: bool) -> Drafted:
+        """Replay what drafts behind it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verifiable:
+    """What a recorded verification left, until the next replay."""
+
+    logits: Tensor  # [T, V], gone once drafted
+    tokens: Tensor  # [T] int64, chosen by the plain rules; may be overwritten before `draft`
+    accepted: Tensor  # [R] int64; likewise
 
 
 class ForwardGraphs(Protocol):
@@ -63,6 +89,7 @@ class Executor:
         self.last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=kv.device)
         self._graphs: StepGraphs | None = None
         self._prompt_graphs: ForwardGraphs | None = None
+        self._draft_graphs: DraftGraphs | None = None
         self._drafter: MtpDrafter | None = None
 
     def use_graphs(self, graphs: StepGraphs) -> None:
@@ -72,6 +99,10 @@ class Executor:
     def use_prompt_graphs(self, graphs: ForwardGraphs) -> None:
         """The same for steps that hold prompts."""
         self._prompt_graphs = graphs
+
+    def use_draft_graphs(self, graphs: DraftGraphs | None) -> None:
+        """The same for steps of decodes that verify drafts or make new ones."""
+        self._draft_graphs = graphs
 
     def use_drafter(self, drafter: MtpDrafter) -> None:
         """Steps may draft ahead from now on; the pool has the drafter's layers."""
@@ -87,18 +118,37 @@ class Executor:
         if inputs.copies:
             self._copy_blocks(inputs.copies)
         slot_list: list[int] = inputs.sample_slots.tolist()
-        if self._graphs is not None and self._graphs.fits(inputs):
+        if inputs.drafts is not None or inputs.ahead:
+            if self._draft_graphs is not None and self._draft_graphs.fits(inputs):
+                return self._verify_recorded(self._draft_graphs, inputs, slot_list)
+        elif self._graphs is not None and self._graphs.fits(inputs):
             logits, tokens = self._graphs.run(inputs)
             if self.sampler.is_plain(slot_list):
                 return Launched(Sampled(tokens, None))
             # The recorded step chose by the plain rules; these rows have more.
             return Launched(self._sample(logits.clone(), inputs, slot_list))
         if self._prompt_graphs is not None and self._prompt_graphs.fits(inputs):
-            return Launched(self._choose(self._prompt_graphs.run(inputs), inputs, slot_list))
-        batch = self._batch(inputs)
-        hidden = self._model.forward(batch, self._kv)
+            hidden = self._prompt_graphs.run(inputs)[: inputs.num_tokens]
+            batch = self._batch(inputs) if inputs.ahead else None
+        else:
+            batch = self._batch(inputs)
+            hidden = self._model.forward(batch, self._kv)
         sampled = self._choose(hidden, inputs, slot_list)
-        drafted = self._draft(batch, hidden, inputs, sampled) if inputs.ahead else None
+        drafted = None
+        if inputs.ahead and batch is not None:
+            drafted = self._draft(batch, hidden, inputs, sampled)
+        return Launched(sampled, drafted)
+
+    def _verify_recorded(self, graphs: DraftGraphs, inputs: StepInputs, slot_list: list[int]) -> Launched:
+        found = graphs.run(inputs)
+        sampled = Sampled(found.tokens, None, found.accepted)
+        if not self.sampler.is_plain(slot_list):
+            # The recorded step chose by the plain rules; these rows have more.
+            sampled = self._sample(found.logits.clone(), inputs, slot_list)
+            found.tokens.copy_(sampled.tokens)
+            if sampled.accepted is not None:
+                found.accepted.copy_(sampled.accepted)
+        drafted = graphs.draft(inputs, greedy=self.sampler.draws_none(slot_list)) if inputs.ahead else None
         return Launched(sampled, drafted)
 
     def _choose(self, hidden: Tensor, inputs: StepInputs, slot_list: list[int]) -> Sampled | None:

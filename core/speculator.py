@@ -63,7 +63,11 @@ class Speculator:
 
     def awake(self, running: Sequence[Request]) -> bool:
         """Whether the next step may speculate, so that nothing must be in flight before it."""
-        if self._costs is None or self._pace.awake(len(running)):
+        if self._costs is None:
+            return True
+        if len(running) > self._costs.most_rows:
+            return False
+        if self._pace.awake(len(running)):
             return True
         self._naps += 1
         if self._naps % LOOK_EVERY or len(running) > LOOK_AT or not self._sees_something(running):
@@ -88,7 +92,7 @@ class Speculator:
     def learn(self, plan: StepPlan, chosen: Chosen) -> None:
         """A step was committed: keep what it drafted, and count what it accepted."""
         sampling = [row for row in plan.rows if row.samples]
-        if chosen.accepted is not None:
+        if plan.num_drafted and chosen.accepted is not None:
             self.counters.steps += 1
             for row, accepted in zip(sampling, chosen.accepted, strict=True):
                 if row.drafts is not None:

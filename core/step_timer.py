@@ -23,22 +23,26 @@ def time_steps(
     executor: Executor,
     *,
     rows: Sequence[int],
+    drafting_rows: Sequence[int],
     tokens: Sequence[int],
     ahead: int,
     spare_slot: int,
     block_size: int,
     max_model_len: int,
+    padded: bool,
 ) -> StepCosts:
     """Measure.
 
     Args:
         executor: idle.
-        rows: sizes of plain steps.
+        rows: sizes of plain steps, rising.
+        drafting_rows: sizes of steps behind which the model drafts, rising.
         tokens: query tokens of steps that verify, rising.
         ahead: tokens that the model drafts; 0 = it does not.
         spare_slot: of the sampler, and nobody's.
         block_size: tokens of a block.
         max_model_len: positions of the longest request.
+        padded: steps that verify take as long as the next of the sizes `tokens`.
     """
     context = min(CONTEXT, max_model_len - DRAFTS)
 
@@ -55,13 +59,14 @@ def time_steps(
                 _time(executor, step([1] * count, ahead), waited=True)
                 - _time(executor, step([1] * count), waited=True),
             )
-            for count in rows
+            for count in drafting_rows
         ]
     return StepCosts(
         StepCost(plain),
-        StepCost(verify),
+        StepCost(verify, padded=padded),
         None if draft is None else StepCost([(count, max(ms, 0.0)) for count, ms in draft]),
         most_tokens=tokens[-1],
+        most_rows=drafting_rows[-1],
     )
 
 

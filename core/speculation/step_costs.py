@@ -14,12 +14,20 @@ class StepCosts:
         verify: by query tokens, of steps that are waited for, without their drafting.
         draft: by rows, of drafting with the model; None = it has no drafter.
         most_tokens: query tokens of the largest step that may verify.
+        most_rows: rows of it.
     """
 
     def __init__(
-        self, plain: StepCost, verify: StepCost, draft: StepCost | None, *, most_tokens: int
+        self,
+        plain: StepCost,
+        verify: StepCost,
+        draft: StepCost | None,
+        *,
+        most_tokens: int,
+        most_rows: int,
     ) -> None:
         self.most_tokens = most_tokens
+        self.most_rows = most_rows
         self._plain = plain
         self._verify = verify
         self._draft = draft
