@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SHORT_QUERY = 16  # rows of so few query tokens gain more from a split context than from large query tiles
-_DEFAULT_SMS = 4  # where there is no card: under Triton's interpreter, where programs follow each other
+_DEFAULT_SMS = 132  # where there is no card: under Triton's interpreter
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,17 +80,8 @@ def sweep() -> list[KernelCase]:
 
 
 def _sweep_gqa() -> Iterator[KernelCase]:
-    shapes = (
-        (64, 4, 3, 2),
-        (64, 4, 3, 3),
-        (64, 4, 4, 2),
-        (64, 4, 5, 1),
-        (64, 4, 5, 2),
-        (128, 4, 2, 1),
-        (128, 8, 3, 1),
-    )
-    for batch, shape in product((1, 8, 32, 64, 128, 256), shapes):
-        tuning = GqaDecodeTuning(*shape)
+    for batch, parts, stages in product((32, 64, 128, 256), (None, (2, 128), (4, 128), (4, 256)), (3, 4, 5)):
+        tuning = GqaDecodeTuning(64, 4, stages, parts=parts)
         run = partial(_decode_gqa, tuning=tuning)
         yield _gqa(f"gqa T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
 
@@ -103,18 +94,23 @@ def _sweep_prefill() -> Iterator[KernelCase]:
 
 
 def _sweep_mla() -> Iterator[KernelCase]:
-    for batch, warps in product((1, 8, 32, 64, 128, 256), (4, 8)):
-        tuning = MlaTuning(16, 64, warps, 2)
+    shapes = ((16, 32, 4, 3, False), (16, 32, 4, 4, False), (16, 64, 4, 3, True), (16, 64, 8, 3, True))
+    for batch, parts, shape in product(
+        (1, 8, 32, 64, 128, 256), (None, (2, 128), (3, 128), (4, 192)), shapes
+    ):
+        if batch <= 8 and parts is not None:
+            continue
+        tuning = MlaTuning(*shape[:4], positions_first=shape[4], parts=parts)
         run = partial(_decode_mla, tuning=tuning)
         yield _mla(f"mla T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
     for shape in (
-        (64, 32, 8, 2, 1),
-        (64, 32, 8, 3, 1),
-        (64, 64, 8, 2, 1),
-        (32, 64, 8, 2, 1),
-        (16, 64, 4, 2, 1),
+        (64, 32, 8, 2, False),
+        (64, 64, 8, 3, True),
+        (32, 64, 8, 3, True),
+        (16, 64, 4, 3, True),
+        (16, 32, 4, 3, False),
     ):
-        tuning = MlaTuning(*shape)
+        tuning = MlaTuning(*shape[:4], positions_first=shape[4])
         run = partial(_decode_mla, tuning=tuning)
         yield _mla(f"mla verify 64 x 4 {_brief(tuning)}", [4] * 64, _contexts(64), run=run)
 
