@@ -29,6 +29,7 @@ class Fp8Tuning:
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None  # of a thread, so that one more program fits a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def _fp8_tiles_kernel(
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,
+    EVEN: tl.constexpr,  # whether K is whole blocks
     SORTED: tl.constexpr,
     SHARES: tl.constexpr,
 ):
@@ -111,30 +113,27 @@ def _fp8_tiles_kernel(
         rows = tl.where(m_mask, b_pairs // TOP_K, 0).to(tl.int64)
         offs_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
         offs_k = tl.arange(0, 128)
-        n_mask = offs_n < N
         groups = tl.cdiv(K, 128)
         p_x = x_ptr + rows[:, None] * K + offs_k[None, :]
-        p_w = w_ptr + i_e * w_stride + offs_n.to(tl.int64)[None, :] * K + offs_k[:, None]
+        # Rows and outputs beyond the last repeat one that exists: cheaper than a mask, and never stored.
+        p_w = w_ptr + i_e * w_stride + (tl.minimum(offs_n, N - 1)[None, :] * K + offs_k[:, None])
         p_x_scale = x_scale_ptr + rows * groups
-        # Of each column, where a tile is wider than a block of scales.
-        blocks_n = offs_n // 128 if BLOCK_N > 128 else i_n * BLOCK_N // 128
-        p_w_scale = w_scale_ptr + (i_e * tl.cdiv(N, 128) + blocks_n) * groups
+        p_w_scale = w_scale_ptr + (i_e * tl.cdiv(N, 128) + i_n * BLOCK_N // 128) * groups
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for group in tl.range(0, groups, num_stages=STAGES):
             k = group * 128
-            k_mask = offs_k < K - k
-            b_x = tl.load(p_x + k, mask=m_mask[:, None] & k_mask[None, :], other=0.0)
-            b_w = tl.load(p_w + k, mask=n_mask[None, :] & k_mask[:, None], other=0.0)
-            x_scale = tl.load(p_x_scale + group, mask=m_mask, other=0.0)
-            if BLOCK_N > 128:
-                w_scale = tl.load(p_w_scale + group, mask=n_mask, other=0.0)
-                acc += tl.dot(b_x, b_w) * (x_scale[:, None] * w_scale[None, :])
+            if EVEN:
+                b_x = tl.load(p_x + k)
+                b_w = tl.load(p_w + k)
             else:
-                acc += tl.dot(b_x, b_w) * (x_scale * tl.load(p_w_scale + group))[:, None]
+                b_x = tl.load(p_x + k, mask=(offs_k < K - k)[None, :], other=0.0)
+                b_w = tl.load(p_w + k, mask=(offs_k < K - k)[:, None], other=0.0)
+            scale = tl.load(p_x_scale + group) * tl.load(p_w_scale + group)
+            acc += tl.dot(b_x, b_w) * scale[:, None]
         if SHARES:
             acc *= tl.load(shares_ptr + b_pairs, mask=m_mask, other=0.0)[:, None]
         p_out = out_ptr + b_pairs.to(tl.int64)[:, None] * N + offs_n[None, :]
-        tl.store(p_out, acc.to(out_ptr.dtype.element_ty), mask=m_mask[:, None] & n_mask[None, :])
+        tl.store(p_out, acc.to(out_ptr.dtype.element_ty), mask=m_mask[:, None] & (offs_n < N)[None, :])
 
 
 def launch_quantize_rows(x: Tensor, *, swiglu_first: bool = False) -> Fp8Rows:
@@ -195,6 +194,8 @@ def launch_fp8_tiles(
     out = torch.empty(P, N, dtype=dtype, device=x.values.device)
     tuning = fp8_tuning(P, N, order) if tuning is None else tuning
     block_m, block_n = tuning.block_m, tuning.block_n
+    if BLOCK % block_n:
+        raise ValueError(f"tuning: {tuning} crosses the {BLOCK}x{BLOCK} blocks of scales")
     if order is not None and order.block % block_m:
         raise ValueError(f"tuning: tiles of {block_m} rows do not divide the order's of {order.block}")
     tiles = triton.cdiv(P, block_m) if order is None else order.max_tiles * (order.block // block_m)
@@ -218,9 +219,11 @@ def launch_fp8_tiles(
         STAGES=tuning.num_stages,
         GROUP=_GROUP,
         PARTS=1 if order is None else order.block // block_m,
+        EVEN=K % BLOCK == 0,
         SORTED=order is not None,
         SHARES=shares is not None,
         num_warps=tuning.num_warps,
+        maxnreg=tuning.max_registers,
     )
     return out
 
