@@ -5,17 +5,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.ahead import ahead, ask_ahead
 from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "ahead_chunks"])
 def _mla_kv_write_kernel(
     kv_ptr,  # [T, C + R]
     gain_ptr,  # [C]
     rotation_ptr,  # [T, R / 2, 2] float32
     slots_ptr,  # [T] int64
     cache_ptr,  # [slots, C + R]
+    ahead_ptr,
+    tokens,
+    ahead_chunks,
     kv_stride,
     eps,
     C: tl.constexpr,
@@ -23,9 +27,14 @@ def _mla_kv_write_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_and_release(PDL)
+    if AHEAD:  # noqa: SIM102 - decided while compiling, unlike the next
+        if tl.program_id(0) >= tokens:
+            ask_ahead(ahead_ptr, ahead_chunks, tl.program_id(0) - tokens)
+            return
     i_t = tl.program_id(0).to(tl.int64)
     p_in = kv_ptr + i_t * kv_stride
     p_out = cache_ptr + tl.load(slots_ptr + i_t) * (C + R)
@@ -54,7 +63,13 @@ def _mla_kv_write_kernel(
 
 
 def launch_mla_kv_write(
-    kv_a: Tensor, norm: NormWeight, rotation: Tensor, slots: Tensor, cache: Tensor, interleaved: bool
+    kv_a: Tensor,
+    norm: NormWeight,
+    rotation: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    interleaved: bool,
+    following: Tensor | None = None,
 ) -> None:
     """See mla_kv_write."""
     tokens, width = kv_a.shape
@@ -63,12 +78,14 @@ def launch_mla_kv_write(
         raise ValueError(f"rows must be contiguous: kv_a strides {kv_a.stride()}, cache {cache.stride()}")
     if kv_a.dtype != cache.dtype:
         raise ValueError(f"kv_a {kv_a.dtype}, cache {cache.dtype}")
-    _mla_kv_write_kernel[(tokens,)](
+    more_rows, asked = ahead(following, 1)
+    _mla_kv_write_kernel[(tokens + more_rows,)](
         kv_ptr=kv_a,
         gain_ptr=norm.gain,
         rotation_ptr=torch.view_as_real(rotation),
         slots_ptr=slots,
         cache_ptr=cache,
+        tokens=tokens,
         kv_stride=kv_a.stride(0),
         eps=norm.eps,
         C=rank,
@@ -77,5 +94,6 @@ def launch_mla_kv_write(
         BLOCK_PAIRS=triton.next_power_of_2((width - rank) // 2),
         INTERLEAVED=interleaved,
         num_warps=2,
+        **asked,
         **dependent(kv_a),
     )

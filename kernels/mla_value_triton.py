@@ -30,7 +30,7 @@ def _mla_value_kernel(
     o_c = tl.arange(0, BLOCK_C)
     columns = (o_v < V)[None, :]
     # The weight depends on no launch: it is under way before the wait.
-    ups = ()
+    ups = ()  # type: tuple[tl.tensor, ...]
     for c in tl.static_range(0, C, BLOCK_C):
         p_up = value_up_ptr + (i_h * C + c + o_c)[:, None] * V + o_v[None, :]
         ups = ups + (tl.load(p_up, mask=(c + o_c < C)[:, None] & columns, other=0.0),)

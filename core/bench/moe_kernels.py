@@ -94,8 +94,8 @@ def sweep() -> list[KernelCase]:
         ((2, 1), (4, 4)),
         ((8, 2), (8, 8)),
     )
-    for moe, (blocks, warps) in product((QWEN, LITE), pairs):
-        found.append(_experts_one(moe, blocks, warps))
+    for moe, (blocks, threads) in product((QWEN, LITE), pairs):
+        found.append(_experts_one(moe, blocks, threads))
     for tokens, n, stages in product((8, 64, 256, 4096), (64, 128), (4, 6)):
         found.append(_fp8_dense(tokens, 5120, 2048, Fp8Tuning(64, n, 4, stages)))
         found.append(_fp8_sorted(tokens, Fp8Tuning(64, n, 4, stages)))

@@ -60,8 +60,9 @@ class Decoder:
         step = begin_step(batch, kv, self.rope_table, self.spec)
         residual = self.embedding.index_select(0, batch.token_ids)
         # The pool may hold the MTP modules' layers behind the model's own.
-        for layer, cache in zip(self.layers, kv[: len(self.layers)].unbind(0), strict=True):
-            layer(residual, step, cache)
+        caches = kv[: len(self.layers)].unbind(0)
+        for layer, after, cache in zip(self.layers, (*self.layers[1:], None), caches, strict=True):
+            layer(residual, step, cache, after)
         return residual
 
     @torch.inference_mode()

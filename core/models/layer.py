@@ -25,10 +25,10 @@ class Layer:
     post_norm: NormWeight  # [D]
     ffn: DenseFfn | SparseFfn
 
-    def __call__(self, residual: Tensor, step: Step, cache: Tensor) -> None:
-        """Update `residual` [T, D] in place, and this layer's part of the KV pool."""
+    def __call__(self, residual: Tensor, step: Step, cache: Tensor, after: "Layer | None" = None) -> None:
+        """Update `residual` [T, D] in place, and this layer's part of the KV pool. `after`: the next layer, if any."""
         self.attention(residual, self.input_norm, step, cache)
-        self.ffn(residual, self.post_norm)
+        self.ffn(residual, self.post_norm, None if after is None else after.attention.entry)
 
 
 def build_layer(source: TensorSource, prefix: str, spec: ModelSpec, *, sparse: bool) -> Layer:
