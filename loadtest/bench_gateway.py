@@ -8,6 +8,7 @@ import importlib.util
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,83 +16,116 @@ import uvloop
 from rich.console import Console
 
 from headrace.config import ConfigError
-from headrace.loadtest.fleet import FASTAPI, HEADRACE, Fleet, fleet
+from headrace.loadtest.fleet import Cores, Fleet, fleet
+from headrace.loadtest.gateway_plan import (
+    BENCHES,
+    FASTAPI,
+    FRONTS,
+    HEADRACE,
+    STREAMS,
+    TRANSPORTS,
+    Case,
+    Kind,
+    Setting,
+    cases,
+    quick,
+    table,
+)
 from headrace.loadtest.gateway_point import Load, NothingCame, Point, idle_bytes, measure
 from headrace.loadtest.gateway_record import GatewayRecord, append, idle_record, summarise
 from headrace.loadtest.show import number, percent
 
-BENCHES = ("saturate", "paced", "new", "idle")
-STREAMS = {"saturate": (64, 512, 2000), "paced": (512,), "new": (64,), "idle": (10_000,)}
 OUTPUT_TOKENS = {"saturate": 1000, "paced": 1000, "new": 16}
-PACED_TOKENS_PER_S = 20_000
-IDLE_STEP_MS = 5000.0
+SPARE_DESCRIPTORS = 200
 EXIT_FAILED, EXIT_CONFIG = 1, 2
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, append records; 1 = a ratio is below --least, 2 = it cannot be measured here."""
     arguments = _parse(argv)
-    console = Console(highlight=False)
+    taken = (arguments.server_core, arguments.client_core)
+    cores = Cores(*taken, tuple(core for core in sorted(os.sched_getaffinity(0)) if core not in taken))
+    console = Console(highlight=False, soft_wrap=True)
     os.sched_setaffinity(0, {arguments.client_core})
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    records: list[GatewayRecord] = []
+    begin = time.monotonic()
+    ratios: list[float] = []
     try:
-        for bench in arguments.benches:
-            for streams in arguments.streams or STREAMS[bench]:
-                records += _bench(bench, streams, arguments, console)
+        for setting in _settings(arguments):
+            if setting.streams + SPARE_DESCRIPTORS > hard:
+                raise ConfigError(f"{setting.streams} streams need as many open files; ulimit -Hn is {hard}")
+            for record in _bench(setting, cores, console):
+                append(arguments.record, record)
+                console.print(_line(record))
+                if record.ratio is not None:
+                    ratios.append(record.ratio)
     except (ConfigError, NothingCame) as error:
         sys.stderr.write(f"headrace bench: {error}\n")
         return EXIT_CONFIG
-    finally:
-        for record in records:
-            append(arguments.record, record)
-            console.print(_line(record))
-    ratios = [record.ratio for record in records if record.ratio is not None]
+    console.print(f"{time.monotonic() - begin:.0f} s; records in {arguments.record}")
     low = arguments.least is not None and min(ratios, default=0.0) < arguments.least
     if low:
         console.print(f"a ratio is below {arguments.least:g}")
     return EXIT_FAILED if low else 0
 
 
-def _bench(bench: str, streams: int, arguments: argparse.Namespace, console: Console) -> list[GatewayRecord]:
-    """All fronts and transports at one number of streams, round by round in turn."""
-    step_ms = {"paced": streams / PACED_TOKENS_PER_S * 1e3, "idle": IDLE_STEP_MS}.get(bench, 0.0)
-    cases = [
-        (front, way) for front in arguments.fronts for way in arguments.transports if _speaks(front, way)
-    ]
-    points: dict[tuple[str, str], list[Point]] = {case: [] for case in cases}
-    sizes: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
-    with fleet(arguments.fronts, step_ms, arguments.server_core, arguments.client_core) as running:
-        for number_ in range(arguments.rounds):
-            for case in cases:
-                console.print(f"{bench}, {streams} streams, round {number_ + 1}: {case[0]} over {case[1]}")
-                if bench == "idle":
-                    sizes[case].append(_idle(running, case, streams))
-                else:
-                    points[case].append(_measure(running, case, bench, streams, arguments.seconds))
-    if bench == "idle":
-        return [idle_record(front, way, streams, found) for (front, way), found in sizes.items()]
-    peers = points.get((FASTAPI, "sse"), [])
+def _settings(arguments: argparse.Namespace) -> Sequence[Setting]:
+    if arguments.table:
+        return table(arguments.rounds or 5, arguments.seconds or 3.0)
+    if arguments.quick:
+        return quick()
+    chosen = cases(arguments.fronts, arguments.transports, arguments.workers)
     return [
-        summarise(bench, front, way, streams, found, peers if front != FASTAPI else [])
-        for (front, way), found in points.items()
+        Setting(bench, streams, group, arguments.rounds or 5, arguments.seconds or 4.0)
+        for bench in arguments.benches
+        for streams in arguments.streams or STREAMS[bench]
+        for group in ([(case,) for case in chosen] if bench == "idle" else [chosen])
     ]
 
 
-def _measure(running: Fleet, case: tuple[str, str], bench: str, streams: int, seconds: float) -> Point:
-    front = next(front for front in running.fronts if front.name == case[0])
-    load = Load(transport=case[1], streams=streams, output_tokens=OUTPUT_TOKENS[bench], seconds=seconds)
-    return uvloop.run(measure(running, front, load, paced=bench == "paced"))
+def _bench(setting: Setting, cores: Cores, console: Console) -> list[GatewayRecord]:
+    """All cases of a setting, round by round in turn."""
+    points: dict[Case, list[Point]] = {case: [] for case in setting.cases}
+    sizes: dict[Case, list[float]] = {case: [] for case in setting.cases}
+    with fleet(setting.kinds, setting.step_ms, cores) as running:
+        for round_ in range(setting.rounds):
+            for case in setting.cases:
+                place = f"{setting.bench}, {setting.streams} streams, round {round_ + 1}"
+                console.print(f"[dim]{place}: {case.kind.label} over {case.transport}[/dim]")
+                if setting.bench == "idle":
+                    sizes[case].append(_idle(running, case, setting.streams))
+                else:
+                    points[case].append(_measure(running, case, setting))
+    if setting.bench == "idle":
+        return [idle_record(setting, case, found) for case, found in sizes.items()]
+    peers = points.get(Case(Kind(FASTAPI), "sse"), [])
+    return [
+        summarise(
+            setting,
+            case,
+            found,
+            peers if case.kind.name == HEADRACE else (),
+            points.get(Case(Kind(HEADRACE), case.transport), ()) if case.kind.workers > 1 else (),
+        )
+        for case, found in points.items()
+    ]
 
 
-def _idle(running: Fleet, case: tuple[str, str], streams: int) -> float:
-    front = next(front for front in running.fronts if front.name == case[0])
-    return uvloop.run(idle_bytes(front, case[1], streams))
+def _measure(running: Fleet, case: Case, setting: Setting) -> Point:
+    front = next(front for front in running.fronts if front.kind == case.kind)
+    load = Load(
+        transport=case.transport,
+        streams=setting.streams,
+        output_tokens=OUTPUT_TOKENS[setting.bench],
+        seconds=setting.seconds,
+    )
+    return uvloop.run(measure(running, front, load, paced=setting.bench == "paced"))
 
 
-def _speaks(front: str, transport: str) -> bool:
-    return front == HEADRACE or transport == "sse"
+def _idle(running: Fleet, case: Case, streams: int) -> float:
+    front = next(front for front in running.fronts if front.kind == case.kind)
+    return uvloop.run(idle_bytes(front, case.transport, streams))
 
 
 def _line(record: GatewayRecord) -> str:
@@ -101,10 +135,12 @@ def _line(record: GatewayRecord) -> str:
         low, high = record.tokens_per_s_spread
         parts.append(f"{number(record.tokens_per_s)} tokens/s ({number(low)} - {number(high)})")
         parts.append(f"{number(record.cpu_us_per_token)} us of CPU a token")
-    if record.ratio is not None and record.ratio_spread is not None:
-        parts.append(
-            f"{record.ratio:.2f} times {FASTAPI} ({record.ratio_spread[0]:.2f} - {record.ratio_spread[1]:.2f})"
-        )
+    for value, spread, words in (
+        (record.ratio, record.ratio_spread, f"times {FASTAPI}"),
+        (record.scale, record.scale_spread, "times one worker by CPU a token"),
+    ):
+        if value is not None and spread is not None:
+            parts.append(f"{value:.2f} {words} ({spread[0]:.2f} - {spread[1]:.2f})")
     if record.p50_ms is not None:
         parts.append(f"added delay p50 {number(record.p50_ms)} ms, p99 {number(record.p99_ms)} ms")
     if record.kb_per_stream is not None:
@@ -114,28 +150,29 @@ def _line(record: GatewayRecord) -> str:
         parts.append("of a core: server {}, client {}, engine {}".format(*map(percent, shares)))
     if record.failed:
         parts.append(f"{record.failed} failed")
-    return f"{record.bench}, {record.streams} streams, {record.front} over {record.transport}: " + "; ".join(
-        parts
-    )
+    front = Kind(record.front, record.workers).label
+    return f"{record.bench}, {record.streams} streams, {front} over {record.transport}: " + "; ".join(parts)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     cores = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="headrace bench gateway", description=__doc__)
+    parser.add_argument("--table", action="store_true", help="everything that docs/performance.md reports")
+    parser.add_argument("--quick", action="store_true", help="two ratios in half a minute, for CI")
     parser.add_argument("--benches", type=_words(BENCHES), default=["saturate", "paced", "new"])
-    parser.add_argument("--fronts", type=_words((HEADRACE, FASTAPI)), default=[HEADRACE, FASTAPI])
-    parser.add_argument("--transports", type=_words(("sse", "ws")), default=["sse"])
+    parser.add_argument("--fronts", type=_words(FRONTS), default=[HEADRACE, FASTAPI])
+    parser.add_argument("--transports", type=_words(TRANSPORTS), default=["sse"])
     parser.add_argument("--streams", type=_numbers, help="comma-separated; default: those of each bench")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--seconds", type=float, default=4.0, help="of one measurement, after a second of warm-up"
-    )
+    parser.add_argument("--workers", type=int, default=1, help="measure so many workers beside one")
+    parser.add_argument("--rounds", type=int, help="default: 5")
+    parser.add_argument("--seconds", type=float, help="of one measurement, after a second of warm-up; 4")
     parser.add_argument("--server-core", type=int, default=cores[0])
     parser.add_argument("--client-core", type=int, default=cores[-1], help="of client and engine")
     parser.add_argument("--least", type=float, help="exit with 1 if a ratio to the peer is smaller")
     parser.add_argument("--record", type=Path, default=Path("loadtest/results/gateway.jsonl"))
     arguments = parser.parse_args(argv)
-    if FASTAPI in arguments.fronts and importlib.util.find_spec("fastapi") is None:
+    needs_peer = arguments.table or arguments.quick or FASTAPI in arguments.fronts
+    if needs_peer and importlib.util.find_spec("fastapi") is None:
         parser.error("the peer needs FastAPI: pip install 'headrace[peers]', or --fronts headrace")
     return arguments
 

@@ -20,10 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import Config, ConfigError, GatewayConfig, ModelConfig, SchedulerConfig, WireConfig
+from headrace.loadtest.gateway_plan import AIOHTTP, FASTAPI, HEADRACE, Kind
 
 START_S = 60.0
 MODEL = "bench"
-HEADRACE, FASTAPI = "headrace", "fastapi"
+PEERS = {
+    FASTAPI: "headrace.loadtest.peers.fastapi_server",
+    AIOHTTP: "headrace.loadtest.peers.aiohttp_server",
+}
 
 
 class NotStarted(ConfigError):
@@ -31,12 +35,29 @@ class NotStarted(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where. A second worker has a spare core; where there is none it shares the first one's.
+
+    Beside client and engine it would be slowed by them; on one core two workers do no more than one, but what a token
+    costs them tells what they would do on two.
+    """
+
+    server: int
+    client: int  # and the engine's
+    spare: tuple[int, ...] = ()
+
+    def of_worker(self, index: int) -> int:
+        places = (self.server, *self.spare)
+        return places[index] if index < len(places) else self.server
+
+
+@dataclass(frozen=True, slots=True)
 class Front:
     """A front end that serves."""
 
-    name: str
+    kind: Kind
     port: int
-    pid: int
+    pids: tuple[int, ...]  # one of each worker
 
     @property
     def url(self) -> str:
@@ -57,43 +78,64 @@ class Fleet:
 
 
 @contextmanager
-def fleet(fronts: Sequence[str], step_ms: float, server_core: int, client_core: int) -> Iterator[Fleet]:
-    """An engine and the front ends named, ready; server and engine stay on their cores.
+def fleet(kinds: Sequence[Kind], step_ms: float, cores: Cores) -> Iterator[Fleet]:
+    """An engine and the front ends named, ready; each stays on its core.
 
     Raises:
         NotStarted: one of them is not ready in time.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-")))
-        ports = [_free_port() for _ in fronts]
+        ports = [_free_port() for _ in kinds]
         config = Config(
             # A context that no stream of a benchmark reaches: the model itself is not run.
             model=ModelConfig(served_name=MODEL, max_model_len=1 << 20),
             scheduler=SchedulerConfig(
                 max_num_seqs=1 << 14, max_num_batched_tokens=1 << 18, max_waiting=1 << 15
             ),
-            wire=WireConfig(run_dir=str(folder)),
+            # An engine that outruns a front end must not drop it: the peers have no way to start over.
+            wire=WireConfig(run_dir=str(folder), high_water_mark=1 << 18),
             gateway=GatewayConfig(port=ports[0], max_streams=1 << 15),
         ).resolve()
         steps = folder / "steps"
         path = folder / "config.json"
         path.write_text(json.dumps(config.to_dict()))
         engine = ("--index", "0", "--step-ms", str(step_ms), "--step-log", str(steps))
-        engine_pid = _spawn(stack, folder, client_core, "headrace.loadtest.synthetic", path, *engine)
+        engine_pid = _spawn(stack, folder, cores.client, "headrace.loadtest.synthetic", path, *engine)
         started = []
-        for name, port in zip(fronts, ports, strict=True):
-            if name == HEADRACE:
-                own = folder / "headrace.json"
-                gateway = replace(config.gateway, port=port)
-                own.write_text(json.dumps(replace(config, gateway=gateway).to_dict()))
-                pid = _spawn(stack, folder, server_core, "headrace.gateway.worker", own, "--index", "0")
+        for kind, port in zip(kinds, ports, strict=True):
+            if kind.name == HEADRACE:
+                pids = _spawn_workers(stack, folder, config, kind, port, cores)
             else:
-                module = "headrace.loadtest.peers.fastapi_server"
-                pid = _spawn(stack, folder, server_core, module, path, "--port", str(port))
-            started.append(Front(name, port, pid))
+                pids = (_spawn(stack, folder, cores.server, PEERS[kind.name], path, "--port", str(port)),)
+            started.append(Front(kind, port, pids))
         for front in started:
             _wait_ready(front, folder)
         yield Fleet(engine_pid, tuple(started), steps)
+
+
+def _spawn_workers(
+    stack: ExitStack, folder: Path, config: Config, kind: Kind, port: int, cores: Cores
+) -> tuple[int, ...]:
+    """The workers of our gateway, in a run directory of their own."""
+    run_dir = folder / kind.label
+    run_dir.mkdir()
+    own = run_dir / "config.json"
+    gateway = replace(config.gateway, port=port, workers=kind.workers)
+    wire = replace(config.wire, run_dir=str(run_dir), engines=config.engine_addresses())
+    own.write_text(json.dumps(replace(config, gateway=gateway, wire=wire).to_dict()))
+    return tuple(
+        _spawn(
+            stack,
+            run_dir,
+            cores.of_worker(index),
+            "headrace.gateway.worker",
+            own,
+            "--index",
+            str(index),
+        )
+        for index in range(kind.workers)
+    )
 
 
 def cpu_seconds(pid: int) -> float:
@@ -111,7 +153,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def _spawn(stack: ExitStack, folder: Path, core: int, module: str, config: Path, *arguments: str) -> int:
-    log = stack.enter_context((folder / f"{module}.log").open("wb"))
+    log = stack.enter_context((folder / f"{module}.log").open("ab"))
     argv = [sys.executable, "-P", "-m", module, "--config", str(config), *arguments]
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
         argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -147,8 +189,8 @@ def _wait_ready(front: Front, folder: Path) -> None:
         finally:
             connection.close()
         time.sleep(0.05)
-    logs = "\n".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.glob("*.log")))
-    raise NotStarted(f"{front.name} is not ready after {START_S:g} s\n{logs}")
+    logs = "\n".join(path.read_text(errors="replace")[-500:] for path in sorted(folder.rglob("*.log")))
+    raise NotStarted(f"{front.kind.label} is not ready after {START_S:g} s\n{logs}")
 
 
 def _free_port() -> int:

@@ -44,8 +44,9 @@ class Point:
 
     tokens_per_s: float
     tokens_per_event: float
-    server_us: float  # CPU of the front end per token
-    server_share: float
+    server_us: float  # CPU of the front end's workers together, per token
+    server_share: float  # of them together
+    busiest: float  # the busiest worker's part of that
     client_share: float
     engine_share: float
     failed: int
@@ -67,25 +68,27 @@ async def measure(fleet: Fleet, front: Front, load: Load, *, paced: bool) -> Poi
     await _all_speak(client, load.streams)
     await asyncio.sleep(WARMUP_S)
     begin = perf_counter()
-    before = (cpu_seconds(front.pid), process_time(), cpu_seconds(fleet.engine_pid))
+    before = (process_time(), cpu_seconds(fleet.engine_pid), *map(cpu_seconds, front.pids))
     await asyncio.sleep(load.seconds)
-    after = (cpu_seconds(front.pid), process_time(), cpu_seconds(fleet.engine_pid))
+    after = (process_time(), cpu_seconds(fleet.engine_pid), *map(cpu_seconds, front.pids))
     end = perf_counter()
     for user in users:
         user.cancel()
     await asyncio.wait(users)
     await client.close()
-    server, own, engine = (b - a for a, b in zip(before, after, strict=True))
+    own, engine, *workers = (b - a for a, b in zip(before, after, strict=True))
+    server = sum(workers)
     tokens, per_event = _tokens(ended, begin, end)
     if not tokens:
         detail = next((f"{e.error}: {e.detail}" for e in ended if e.error), "nothing was sent")
-        raise NothingCame(f"{front.name} over {load.transport}: {detail}")
+        raise NothingCame(f"{front.kind.label} over {load.transport}: {detail}")
     delays = _delays(ended, fleet.steps(), begin, end) if paced else None
     return Point(
         tokens_per_s=tokens / (end - begin),
         tokens_per_event=per_event,
         server_us=server / tokens * 1e6,
         server_share=server / (end - begin),
+        busiest=max(workers) / server,
         client_share=own / (end - begin),
         engine_share=engine / (end - begin),
         failed=sum(1 for exchange in ended if exchange.error and exchange.ended <= end),
@@ -102,7 +105,7 @@ async def idle_bytes(front: Front, transport: str, streams: int) -> float:
     """
     client = _client(front, Load(transport=transport, streams=streams, output_tokens=100_000, seconds=0))
     ended: list[Exchange] = []
-    before = resident_bytes(front.pid)
+    before = sum(map(resident_bytes, front.pids))
     users = []
     for _ in range(streams):
         users.append(asyncio.ensure_future(_user(client, 100_000, ended)))
@@ -111,14 +114,14 @@ async def idle_bytes(front: Front, transport: str, streams: int) -> float:
     # One look a tenth of a second at all of them costs less than an event in each.
     while not ended and sum(1 for exchange in client.exchanges if exchange.arrivals) < streams:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
-    grown = resident_bytes(front.pid) - before
+    grown = sum(map(resident_bytes, front.pids)) - before
     failed = next((f"{exchange.error}: {exchange.detail}" for exchange in ended), "")
     for user in users:
         user.cancel()
     await asyncio.wait(users)
     await client.close()
     if failed:
-        raise NothingCame(f"{front.name}: {failed}")
+        raise NothingCame(f"{front.kind.label}: {failed}")
     return grown / streams
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from headrace.loadtest.gateway_plan import Case, Setting
 from headrace.loadtest.gateway_point import Point
 from headrace.loadtest.software import commit, machine, versions
 
@@ -17,7 +18,8 @@ class GatewayRecord:
     """One front end under one load: medians over the rounds, spreads from the smallest to the largest."""
 
     bench: str  # saturate | paced | new | idle
-    front: str  # headrace | fastapi
+    front: str  # headrace | fastapi | aiohttp
+    workers: int
     transport: str  # sse | ws
     streams: int
     rounds: int
@@ -28,35 +30,46 @@ class GatewayRecord:
     p50_ms: float | None  # delay that the front end added
     p99_ms: float | None
     kb_per_stream: float | None  # of memory, idle
-    server_share: float | None  # of one core
+    server_share: float | None  # of one core, its workers together
     client_share: float | None  # near 1 = the client was the limit
     engine_share: float | None
     failed: int
     ratio: float | None  # tokens/s over the peer's, paired by round; median
     ratio_spread: Spread | None
+    scale: float | None  # what the workers can do over what one alone can, from their CPU per token; median
+    scale_spread: Spread | None
     machine: str
     versions: Mapping[str, str]
     commit: str
 
 
 def summarise(
-    bench: str,
-    front: str,
-    transport: str,
-    streams: int,
+    setting: Setting,
+    case: Case,
     points: Sequence[Point],
-    peers: Sequence[Point],
+    peers: Sequence[Point] = (),
+    single: Sequence[Point] = (),
 ) -> GatewayRecord:
-    """The record of one front end; `peers` are the other's points of the same rounds, none if there is no other."""
+    """The record of one front end.
+
+    Args:
+        setting: the load.
+        case: the front end and its transport.
+        points: its measurements, by round.
+        peers: of the same rounds, the peer's; none if there is no other.
+        single: of the same rounds, one worker's, where this is about several.
+    """
     rates = [point.tokens_per_s for point in points]
     ratios = [own / peer.tokens_per_s for own, peer in zip(rates, peers, strict=True)] if peers else []
+    scales = [_scale(point, alone) for point, alone in zip(points, single, strict=True)] if single else []
     p50 = [point.delay_p50_ms for point in points if point.delay_p50_ms is not None]
     p99 = [point.delay_p99_ms for point in points if point.delay_p99_ms is not None]
     return GatewayRecord(
-        bench=bench,
-        front=front,
-        transport=transport,
-        streams=streams,
+        bench=setting.bench,
+        front=case.kind.name,
+        workers=case.kind.workers,
+        transport=case.transport,
+        streams=setting.streams,
         rounds=len(points),
         tokens_per_s=median(rates),
         tokens_per_s_spread=(min(rates), max(rates)),
@@ -71,19 +84,27 @@ def summarise(
         failed=sum(point.failed for point in points),
         ratio=median(ratios) if ratios else None,
         ratio_spread=(min(ratios), max(ratios)) if ratios else None,
+        scale=median(scales) if scales else None,
+        scale_spread=(min(scales), max(scales)) if scales else None,
         machine=machine(),
         versions=versions(),
         commit=commit(),
     )
 
 
-def idle_record(front: str, transport: str, streams: int, sizes: Sequence[float]) -> GatewayRecord:
+def _scale(workers: Point, alone: Point) -> float:
+    """How much more the workers can do than one alone: when the busiest is full, at the CPU that a token costs each."""
+    return alone.server_us / (workers.server_us * workers.busiest)
+
+
+def idle_record(setting: Setting, case: Case, sizes: Sequence[float]) -> GatewayRecord:
     """Memory of idle streams, bytes each, by round."""
     return GatewayRecord(
         bench="idle",
-        front=front,
-        transport=transport,
-        streams=streams,
+        front=case.kind.name,
+        workers=case.kind.workers,
+        transport=case.transport,
+        streams=setting.streams,
         rounds=len(sizes),
         tokens_per_s=None,
         tokens_per_s_spread=None,
@@ -98,6 +119,8 @@ def idle_record(front: str, transport: str, streams: int, sizes: Sequence[float]
         failed=0,
         ratio=None,
         ratio_spread=None,
+        scale=None,
+        scale_spread=None,
         machine=machine(),
         versions=versions(),
         commit=commit(),
