@@ -183,7 +183,9 @@ class Sampler:
         self._adjust(logits, slots, slot_list, positions, drafts)
         if not logits.is_cuda and self._random.isdisjoint(slot_list):
             tokens = likeliest(logits)
-            found = Verified(tokens, leading(tokens == drafts.tokens, drafts.starts))
+            # A row's last position has no draft, and a NaN no token: both are -1.
+            right = (tokens == drafts.tokens) & (tokens >= 0)
+            found = Verified(tokens, leading(right, drafts.starts))
         else:
             found = self.check(logits, slots, positions, drafts)
         if self._counts is not None and not self._penalised.isdisjoint(slot_list):
