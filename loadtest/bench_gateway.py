@@ -158,7 +158,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     cores = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="headrace bench gateway", description=__doc__)
     parser.add_argument("--table", action="store_true", help="everything that docs/performance.md reports")
-    parser.add_argument("--quick", action="store_true", help="two ratios in half a minute, for CI")
+    parser.add_argument("--quick", action="store_true", help="one ratio in half a minute, for CI")
     parser.add_argument("--benches", type=_words(BENCHES), default=["saturate", "paced", "new"])
     parser.add_argument("--fronts", type=_words(FRONTS), default=[HEADRACE, FASTAPI])
     parser.add_argument("--transports", type=_words(TRANSPORTS), default=["sse"])
