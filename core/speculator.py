@@ -57,6 +57,10 @@ class Speculator:
         self._costs: StepCosts | None = None
         self._naps = 0
 
+    def use_drafters(self, drafters: Sequence[HostDrafter]) -> None:
+        """Ask these from now on, instead of those on the host."""
+        self._drafters = tuple(drafters)
+
     def use_costs(self, costs: StepCosts) -> None:
         """From now on verify what pays; until then everything that is offered."""
         self._costs = costs

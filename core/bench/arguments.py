@@ -53,6 +53,7 @@ class BenchPlan:
     transformers: bool
     record: Path
     commit: str  # "" = ask git
+    acceptance: float | None = None  # of a synthetic drafter; None = the configured drafters
 
 
 def parse(argv: Sequence[str], description: str | None) -> BenchPlan:
@@ -78,6 +79,7 @@ def parse(argv: Sequence[str], description: str | None) -> BenchPlan:
         transformers=found.peer == "transformers",
         record=found.record,
         commit=found.commit,
+        acceptance=found.speculate[1],
     )
 
 
@@ -94,7 +96,12 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=("auto",),
         help=f"of the weights, comma-separated: {', '.join(DTYPES)}; fp8 = blocks of 128x128, quantised while loading",
     )
-    parser.add_argument("--speculate", choices=get_args(Drafters), default="off", help="who drafts tokens")
+    parser.add_argument(
+        "--speculate",
+        type=_speculation,
+        default=("off", None),
+        help=f"who drafts tokens: {', '.join(get_args(Drafters))}, or synthetic:0.7 = anything, right so often",
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the CPU")
     parser.add_argument("--kv-memory", type=int, default=0, help="bytes; 0 = what a card has left")
     parser.add_argument(
@@ -150,6 +157,23 @@ def _dtypes(text: str) -> tuple[str, ...]:
     return names
 
 
+def _speculation(text: str) -> tuple[Drafters, float | None]:
+    """Drafters, and the acceptance of a synthetic one, which takes the n-gram drafter's place."""
+    name, _, share = text.partition(":")
+    if name == "synthetic":
+        try:
+            acceptance = float(share)
+        except ValueError:
+            acceptance = -1.0
+        if not 0 <= acceptance <= 1:
+            raise argparse.ArgumentTypeError(f"{text!r}: give synthetic:A with A in 0..1")
+        return "ngram", acceptance
+    for drafters in get_args(Drafters):
+        if drafters == text:
+            return drafters, None
+    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(get_args(Drafters))}, synthetic:A")
+
+
 def _config(found: argparse.Namespace, model: str, dtype: str) -> Config:
     slots = found.max_num_seqs or max([1, *found.batches, *(shape.prompts for shape in found.prefill)])
     kind, quantization = DTYPES[dtype]
@@ -168,7 +192,7 @@ def _config(found: argparse.Namespace, model: str, dtype: str) -> Config:
             max_waiting=1 << 20,
         ),
         engine=EngineConfig(threads=found.threads),
-        speculation=SpeculationConfig(drafters=found.speculate),
+        speculation=SpeculationConfig(drafters=found.speculate[0]),
     ).resolve()
     allowed = read_spec(Path(config.model.path)).max_position
     if found.max_model_len < 1:

@@ -16,6 +16,7 @@ from headrace.core.bench.check import WrongAnswer, check_decode
 from headrace.core.bench.measure import Measurement
 from headrace.core.bench.record import EngineRecord, append
 from headrace.core.bench.step_profile import profile_table
+from headrace.core.bench.synthetic import Coins, SyntheticDrafter, tossing
 from headrace.core.bench.workload import Trace, read_trace
 from headrace.core.bench.yardstick import Yardstick
 from headrace.core.build import build
@@ -54,12 +55,26 @@ def main() -> int:
 
 
 def _measure(plan: BenchPlan, config: Config, trace: Trace | None, console: Console) -> None:
+    if plan.acceptance is None:
+        _measure_engine(plan, config, trace, console)
+        return
+    with tossing() as coins:
+        _measure_engine(plan, config, trace, console, coins)
+
+
+def _measure_engine(
+    plan: BenchPlan, config: Config, trace: Trace | None, console: Console, coins: Coins | None = None
+) -> None:
     built = build(config)
     model = built.model
     if plan.profile and model.device.type != "cuda":
         raise ConfigError("--profile reads the kernels of a card, and this engine runs on the CPU")
     kind = config.model.quantization or str(model.dtype).removeprefix("torch.")
     check_decode(built.engine, model.spec.vocab_size, TOLERANCE[kind])
+    if coins is not None and plan.acceptance is not None:
+        assert built.engine.speculator is not None
+        built.engine.speculator.use_drafters([SyntheticDrafter(plan.acceptance, model.spec.vocab_size)])
+        coins.fix(plan.acceptance)
     yardstick = Yardstick(model, fp8=bool(config.model.quantization))
     table = Table(*COLUMNS)
     record = None

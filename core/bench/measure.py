@@ -137,7 +137,7 @@ class Measurement:
             batch=workload.batch,
             prompt_tokens=workload.prompt_tokens,
             output_tokens=workload.output_tokens,
-            speculate=self._config.speculation.drafters,
+            speculate=self._speculate(),
             step_ms=times.median,
             step_ms_spread=(times.smallest, times.largest),
             tokens_per_s=speed,
@@ -164,6 +164,10 @@ class Measurement:
             prompt_tokens=round(prompt_tokens),
             output_tokens=round(output_tokens),
         )
+
+    def _speculate(self) -> str:
+        acceptance = self._plan.acceptance
+        return self._config.speculation.drafters if acceptance is None else f"synthetic:{acceptance:g}"
 
     def _profile_decode(self, batch: int) -> StepProfile:
         requests = enter_decode(self._engine, self._vocab_size, batch, self._plan.decode)

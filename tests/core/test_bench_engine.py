@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from headrace.config import ConfigError
 from headrace.core.bench import engine
@@ -13,9 +14,12 @@ from headrace.core.bench.arguments import parse
 from headrace.core.bench.flops import attention_flops, parameters, product_flops
 from headrace.core.bench.published import CARD, Workload, published
 from headrace.core.bench.step_profile import KernelShare, StepProfile, kind_of, profile_table
+from headrace.core.bench.synthetic import Coins
 from headrace.core.bench.workload import read_trace
 from headrace.core.hf_config import read_spec
 from headrace.core.model_spec import MlaSpec, MoeSpec
+from headrace.core.sampler import Drafts
+from headrace.kernels.verify import Verified
 
 
 def test_the_command_measures_decode_prefill_and_trace_and_records_each(
@@ -99,3 +103,47 @@ def test_a_profile_sums_kernels_of_a_kind_and_says_how_fast_they_read() -> None:
     table = profile_table(found, {"experts": 1e9})
     cells = list(zip(*(column.cells for column in table.columns), strict=True))
     assert ("all experts", "", "500", "83.3%", "1000", "2.00") in cells
+
+
+def test_an_engine_is_measured_at_a_set_acceptance(
+    small_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its answers were checked, which no coin decides about."""
+    record = tmp_path / "engine.jsonl"
+    flags = ["--batches", "2", "--prompt-tokens", "8,12", "--outputs", "4,20", "--repeats", "1"]
+    paths = ["--model", str(small_path), "--record", str(record), "--commit", "abc", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench", "--speculate", "synthetic:0.9", *flags, *paths])
+    assert engine.main() == 0
+    assert json.loads(record.read_text())["speculate"] == "synthetic:0.9"
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
+def test_coins_accept_drafts_as_often_as_set_and_none_behind_a_wrong_one(acceptance: float) -> None:
+    """4,000 rows of three drafts; within five standard deviations."""
+    rows, coins = 4000, Coins()
+    starts = torch.arange(0, 4 * rows + 1, 4, dtype=torch.int32)
+    tokens = torch.randint(0, 1000, (rows, 4), generator=torch.Generator().manual_seed(0))
+    tokens[:, 3] = -1
+    slots = torch.arange(rows).repeat_interleave(4)
+    drafts = Drafts(starts, tokens.flatten(), None, None, torch.arange(4).repeat(rows))
+    plain = Verified(torch.full((4 * rows,), 5000), torch.zeros(rows, dtype=torch.int64))
+    untouched = coins.decide(plain, drafts, slots, drafts.depths)
+    assert torch.equal(untouched.tokens, plain.tokens)
+    assert torch.equal(untouched.accepted, plain.accepted)
+    coins.fix(acceptance)
+    found = coins.decide(plain, drafts, slots, drafts.depths)
+    for depth in range(3):
+        reached = int((found.accepted >= depth).sum())
+        stood = int((found.accepted > depth).sum())
+        assert abs(stood - acceptance * reached) <= 5 * (acceptance * (1 - acceptance) * reached) ** 0.5
+    emitted = found.tokens.view(rows, 4)
+    for row in range(0, rows, 500):
+        count = int(found.accepted[row])
+        assert emitted[row, : count + 1].tolist() == [*tokens[row, :count].tolist(), 5000]
+
+
+@pytest.mark.parametrize("text", ["synthetic", "synthetic:1.5", "synthetic:x", "eagle"])
+def test_a_drafter_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--speculate", text], None)
+    assert text in capsys.readouterr().err
