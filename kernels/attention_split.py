@@ -38,6 +38,7 @@ class Tiling:
     kv_heads: int
     group: int
     block_m: int
+    block_n: int  # positions that a program takes at a time
     dim: int  # D of the result
 
 
@@ -174,9 +175,7 @@ def _merge_kernel(
     tl.store(out_ptr + at_out + o_d, (acc / total).to(out_ptr.dtype.element_ty))
 
 
-def merge_parts(
-    plan: AttentionPlan, paged: PagedPlan, splits: Splits, tiling: Tiling, block_n: int, out: Tensor
-) -> None:
+def merge_parts(plan: AttentionPlan, paged: PagedPlan, splits: Splits, tiling: Tiling, out: Tensor) -> None:
     """Fill `out` [T, heads * D] of the short rows from what their parts left. Nothing to do for one part."""
     if splits.count == 1:
         return
@@ -196,7 +195,7 @@ def merge_parts(
         GROUP=tiling.group,
         D=tiling.dim,
         BLOCK_M=tiling.block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=tiling.block_n,
         SPLITS=triton.next_power_of_2(splits.count),
         SLICE=columns,
         CHUNK=16,

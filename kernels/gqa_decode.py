@@ -147,8 +147,9 @@ def gqa_decode(
     _check(q, cache, out)
     largest = 16 if q.dtype is torch.float32 else 64
     block_m = max(16, min(largest, triton.next_power_of_2(group * paged.short_len)))
-    tiling = Tiling(triton.cdiv(group * paged.short_len, block_m), heads, group, block_m, dim)
-    tuning = tuning or _tuning(q.dtype, few=paged.num_short * tiling.tiles * heads <= paged.num_sms)
+    tiles = triton.cdiv(group * paged.short_len, block_m)
+    tuning = tuning or _tuning(q.dtype, few=paged.num_short * tiles * heads <= paged.num_sms)
+    tiling = Tiling(tiles, heads, group, block_m, tuning.block_n, dim)
     splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm, tuning.parts)
     _gqa_decode_kernel[(heads, splits.count, paged.num_short * tiling.tiles)](
         q_ptr=q,
@@ -182,7 +183,7 @@ def gqa_decode(
         maxnreg=tuning.max_registers,
         **dependent(q),
     )
-    merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
+    merge_parts(plan, paged, splits, tiling, out)
 
 
 def _tuning(dtype: torch.dtype, *, few: bool) -> GqaDecodeTuning:

@@ -14,6 +14,8 @@ from headrace.kernels.mla_attention import mla_attention, mla_attention_ref
 from headrace.kernels.mla_query import mla_query, mla_query_ref
 from headrace.kernels.mla_value import mla_value, mla_value_ref
 
+FEW_TOKENS = 8  # that each read the values' up-projection for themselves
+
 
 @dataclass(frozen=True, slots=True)
 class MlaUp:
@@ -49,6 +51,8 @@ def mla_attend(
     """
     if plan.paged is not None and plan.paged.num_long and expansion_pays(q, up, plan.paged.long_len):
         return mla_attend_expanded(q, cache, up, rotation, plan, scale, interleaved)
+    if q.is_cuda and q.shape[0] <= FEW_TOKENS and plan.paged is not None and not plan.paged.num_long:
+        return mla_attend_few(q, cache, up, rotation, plan, scale, interleaved)
     queries = mla_query(q, up.key, rotation, interleaved)
     return mla_value(mla_attention(queries, cache, plan, scale, up.key.shape[2]), up.value)
 
@@ -60,6 +64,31 @@ def expansion_pays(q: Tensor, up: MlaUp, query_len: int) -> bool:
     if any(size < 16 or size & (size - 1) for size in (nope, turning, value)):
         return False
     return query_len * (2 * rank - nope - value) >= rank * (nope + value)
+
+
+def mla_attend_few(
+    q: Tensor,
+    cache: Tensor,
+    up: MlaUp,
+    rotation: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    interleaved: bool,
+) -> Tensor:
+    """The same for a few tokens of short rows, which take one launch less."""
+    from headrace.kernels.mla_decode import mla_decode_parts
+    from headrace.kernels.mla_merge_value import launch_merge_value
+    from headrace.kernels.mla_query_triton import launch_mla_query
+    from headrace.kernels.mla_value_triton import launch_mla_value
+
+    assert plan.paged is not None and not plan.paged.num_long, "some rows are long"
+    rank = up.key.shape[2]
+    queries = launch_mla_query(q, up.key, rotation, interleaved)
+    latent = torch.empty(*q.shape[:2], rank, dtype=q.dtype, device=q.device)
+    splits, tiling = mla_decode_parts(queries, cache, plan, scale, rank, latent)
+    if splits.count == 1:
+        return launch_mla_value(latent, up.value)
+    return launch_merge_value(latent, up.value, plan, splits, tiling)
 
 
 def mla_attend_expanded(

@@ -173,12 +173,26 @@ def mla_decode(
         out: [T, H, C], written for the tokens of short rows.
         tuning: None = by dtype and number of heads.
     """
+    splits, tiling = mla_decode_parts(q, cache, plan, scale, rank, out, tuning)
+    merge_parts(plan, _paged(plan), splits, tiling, out)
+
+
+def mla_decode_parts(
+    q: Tensor,
+    cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    rank: int,
+    out: Tensor,
+    tuning: MlaTuning | None = None,
+) -> tuple[Splits, Tiling]:
+    """The same, with what is divided left in its parts; `out` holds the rest."""
     paged = _paged(plan)
     tuning = tuning or _tuning(q, q.shape[1] * paged.short_len)
     tiling = _tiling(q, paged.short_len, rank, tuning)
     splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm, tuning.parts)
     _launch(q, cache, plan, scale, out, tuning, tiling, splits, 0, paged.num_short)
-    merge_parts(plan, paged, splits, tiling, tuning.block_n, out)
+    return splits, tiling
 
 
 def mla_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, rank: int, out: Tensor) -> None:
@@ -192,7 +206,9 @@ def mla_prefill(q: Tensor, cache: Tensor, plan: AttentionPlan, scale: float, ran
 
 def _tiling(q: Tensor, row_tokens: int, rank: int, tuning: MlaTuning) -> Tiling:
     heads = q.shape[1]
-    return Tiling(triton.cdiv(heads * row_tokens, tuning.block_m), 1, heads, tuning.block_m, rank)
+    return Tiling(
+        triton.cdiv(heads * row_tokens, tuning.block_m), 1, heads, tuning.block_m, tuning.block_n, rank
+    )
 
 
 def _launch(

@@ -1,9 +1,10 @@
-"""MLA as a whole, its long rows expanded, against the latent form computed plainly."""
+"""MLA as a whole, its long rows expanded or a few tokens merged, against the latent form computed plainly."""
 
 import pytest
 import torch
 
-from headrace.kernels.mla_attend import MlaUp, mla_attend_expanded, mla_attend_ref
+from headrace.kernels.mla_attend import MlaUp, mla_attend_expanded, mla_attend_few, mla_attend_ref
+from headrace.kernels.paged_plan import SHORT_QUERY
 from tests.kernels.close import assert_close
 from tests.kernels.paged import ragged_plan
 from tests.kernels.shapes import poison_unused, rotations
@@ -33,7 +34,8 @@ def check(
     )
     rotation = rotations(tokens, turning // 2, device)
     scale = (nope + turning) ** -0.5
-    out = mla_attend_expanded(q, cache, up, rotation, plan, scale, interleaved)
+    attend = mla_attend_expanded if max(query_lens) > SHORT_QUERY else mla_attend_few
+    out = attend(q, cache, up, rotation, plan, scale, interleaved)
     wide = MlaUp(up.key.float(), up.value.float(), up.both.float())
     expected = mla_attend_ref(q.float(), cache.float(), wide, rotation, plan, scale, interleaved)
     # Keys and values are rounded once more than in the latent form.
@@ -44,6 +46,7 @@ def check(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_interpreted(dtype: torch.dtype, interleaved: bool, device: torch.device) -> None:
     check([3, 1, 40, 17], [9, 30, 70, 17], 2, dtype, interleaved, 2, 32, 16, 64, 32, device=device)
+    check([1, 0, 3, 1], [300, 1, 70, 5], 0, dtype, interleaved, 2, 32, 16, 64, 32, device=device)
 
 
 @pytest.mark.gpu
@@ -65,3 +68,5 @@ def test_on_the_card(dtype: torch.dtype, interleaved: bool) -> None:
         device=device,
     )
     check([1000], [1000], 0, dtype, interleaved, 16, 128, 64, 512, 128, device=device)
+    check([1], [445], 0, dtype, interleaved, 16, 128, 64, 512, 128, device=device)
+    check([1, 4, 0, 1], [1000, 63, 1, 7], 0, dtype, interleaved, 16, 128, 64, 512, 128, device=device)
