@@ -20,6 +20,8 @@ from headrace.core.prepare import DraftInputs, StepInputs
 from headrace.core.request import Request
 from headrace.core.sampler import Drafts, Sampled, Sampler
 
+MANY_UNUSED = 256  # query tokens that do not sample, from which it pays to leave them out of the last layer
+
 
 class StepGraphs(Protocol):
     """Recorded steps. Implemented by core/graphs.py."""
@@ -130,6 +132,8 @@ class Executor:
         if self._prompt_graphs is not None and self._prompt_graphs.fits(inputs):
             hidden = self._prompt_graphs.run(inputs)[: inputs.num_tokens]
             batch = self._batch(inputs) if inputs.ahead else None
+        elif not inputs.ahead and inputs.num_tokens >= len(slot_list) + MANY_UNUSED:
+            return Launched(self._choose_alone(inputs, slot_list))
         else:
             batch = self._batch(inputs)
             hidden = self._model.forward(batch, self._kv)
@@ -138,6 +142,12 @@ class Executor:
         if inputs.ahead and batch is not None:
             drafted = self._draft(batch, hidden, inputs, sampled)
         return Launched(sampled, drafted)
+
+    def _choose_alone(self, inputs: StepInputs, slot_list: list[int]) -> Sampled | None:
+        """Of a step most of whose positions do not sample: the last layer spares itself those."""
+        rows = inputs.sample_at if slot_list else np.zeros(1, np.int64)
+        hidden = self._model.forward_rows(self._batch(inputs), self._kv, self._send(rows))
+        return self._sample(self._model.logits(hidden), inputs, slot_list) if slot_list else None
 
     def _verify_recorded(self, graphs: DraftGraphs, inputs: StepInputs, slot_list: list[int]) -> Launched:
         found = graphs.run(inputs)

@@ -77,6 +77,17 @@ class Model(Protocol):
         """
         ...
 
+    def forward_rows(self, batch: Batch, kv: Tensor, rows: Tensor) -> Tensor:
+        """`forward` for those who want some rows only: the last layer may spare itself the others.
+
+        Args:
+            rows: [S] int64 of the T query tokens, at least one.
+
+        Returns:
+            [S, D].
+        """
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, D] rows of `forward` -> [S, V] float32, final norm included."""
         ...

@@ -86,6 +86,10 @@ class CompiledDecoder:
             self._functions[constants, many](*shared[:3], shared[3:], cache, attention, ffn)
         return residual
 
+    def forward_rows(self, batch: Batch, kv: Tensor, rows: Tensor) -> Tensor:
+        """See Model.forward_rows."""
+        return self.forward(batch, kv).index_select(0, rows)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
         return self._decoder.logits(hidden)

@@ -66,6 +66,16 @@ class Decoder:
         return residual
 
     @torch.inference_mode()
+    def forward_rows(self, batch: Batch, kv: Tensor, rows: Tensor) -> Tensor:
+        """See Model.forward_rows."""
+        step = begin_step(batch, kv, self.rope_table, self.spec)
+        residual = self.embedding.index_select(0, batch.token_ids)
+        caches = kv[: len(self.layers)].unbind(0)
+        for layer, after, cache in zip(self.layers, self.layers[1:], caches[:-1], strict=False):
+            layer(residual, step, cache, after)
+        return self.layers[-1].on_rows(residual, step, caches[-1], rows)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
         return linear(rms_norm(hidden, self.norm), self.head).float()

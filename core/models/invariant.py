@@ -69,6 +69,10 @@ class InvariantDecoder:
             _add_ffn(layer.ffn, rms_norm(residual, layer.post_norm), residual)
         return residual
 
+    def forward_rows(self, batch: Batch, kv: Tensor, rows: Tensor) -> Tensor:
+        """See Model.forward_rows."""
+        return self.forward(batch, kv).index_select(0, rows)
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""

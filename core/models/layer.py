@@ -30,6 +30,13 @@ class Layer:
         self.attention(residual, self.input_norm, step, cache)
         self.ffn(residual, self.post_norm, None if after is None else after.attention.entry)
 
+    def on_rows(self, residual: Tensor, step: Step, cache: Tensor, rows: Tensor) -> Tensor:
+        """The same as the last layer, for [S] of the tokens: all write their keys, only these go on. Returns [S, D]."""
+        self.attention(residual, self.input_norm, step, cache)
+        chosen = residual.index_select(0, rows)
+        self.ffn(chosen, self.post_norm, None)
+        return chosen
+
 
 def build_layer(source: TensorSource, prefix: str, spec: ModelSpec, *, sparse: bool) -> Layer:
     """Fill one layer from the tensors below `prefix`."""

@@ -59,3 +59,16 @@ def test_hidden_states_come_before_the_final_norm(embedded: Model) -> None:
     hidden = embedded.forward(batch, make_pool(embedded, 2))
     assert torch.allclose(embedded.logits(hidden * 2), embedded.logits(hidden), rtol=1e-3, atol=1e-3)
     assert hidden.pow(2).mean(-1).sub(1).abs().min() > 0.1
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_rows_alone_are_the_same_rows(name: str, tmp_path: Path) -> None:
+    """Also the keys that the spared tokens left behind."""
+    save_tiny(name, tmp_path)
+    model = load_model(tmp_path, dtype=torch.float32, device=CPU)
+    batch = make_batch([Row(random_tokens(4, 30, model.spec.vocab_size), 0, list(range(1, 9)))])
+    pools = make_pool(model, 9), make_pool(model, 9)
+    rows = torch.tensor([29, 3])
+    expected = model.forward(batch, pools[0])[rows]
+    assert error_of_scale(model.forward_rows(batch, pools[1], rows), expected) < LIMIT
+    assert torch.equal(*(pool.nan_to_num(7.0) for pool in pools))
