@@ -104,6 +104,11 @@ class Child:
         if self._process is not None:
             self._send(self._process, signal.SIGKILL)
 
+    def kill_process(self) -> None:
+        """End the process that runs now; `run` starts the next, as after any death."""
+        if self._process is not None:
+            self._send(self._process, signal.SIGKILL)
+
     async def _run_once(self) -> int:
         self._last_lines.clear()
         self.starts += 1

@@ -7,7 +7,9 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +20,9 @@ from headrace.config import Config, ConfigError
 MAX_SOCKET_PATH = 107  # bytes; sockaddr_un on Linux has 108 with the final zero
 LONGEST_NAME = "worker-255.http"
 CONFIG_NAME = "config.json"
+PREFIX = "headrace-"
+LOCK_NAME = "lock"
+YOUNG_S = 60.0  # a lock file so young may not be locked yet
 
 
 @contextmanager
@@ -28,6 +33,8 @@ def run_directory(wanted: str) -> Iterator[Path]:
         ConfigError: it cannot be used: too long a path, another's, or in use.
     """
     path = Path(wanted).absolute() if wanted else _fresh()
+    if not wanted:
+        _remove_stale(path.parent)
     try:
         _prepare(path)
         with _lock(path):
@@ -65,11 +72,33 @@ def read_config(path: Path) -> Config:
 
 def _fresh() -> Path:
     """Below the system's temporary folder, or /tmp where that has too long a name."""
-    path = Path(tempfile.mkdtemp(prefix="headrace-"))
+    path = Path(tempfile.mkdtemp(prefix=PREFIX))
     if _fits(path):
         return path
     path.rmdir()
-    return Path(tempfile.mkdtemp(prefix="headrace-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove run directories whose supervisor was killed before it could: they hold its API keys.
+
+    Only what a service makes is removed, so a folder that merely has such a name loses nothing else.
+    """
+    for path in folder.glob(f"{PREFIX}*"):
+        lock = path / LOCK_NAME
+        try:
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            if time.time() - lock.stat().st_mtime < YOUNG_S:
+                continue
+            with lock.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _sweep(path)
+                lock.unlink()
+                path.rmdir()
+        except OSError:  # in use, gone meanwhile, or with files in it that are not ours
+            continue
 
 
 def _prepare(path: Path) -> None:
@@ -92,7 +121,7 @@ def _fits(path: Path) -> bool:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with (path / "lock").open("w") as file:
+    with (path / LOCK_NAME).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -18,6 +18,7 @@ from headrace.gateway.listen import reserve_port
 from headrace.gateway.readiness import greeting, wait_ready
 from headrace.gateway.rundir import run_directory, write_config
 from headrace.gateway.supervisor import Supervisor
+from headrace.gateway.watchdog import Patience, Watchdog
 from headrace.ipc.endpoint import check_address
 from headrace.ipc.keys import load_engine_keys, load_gateway_keys
 
@@ -62,7 +63,8 @@ def serve(config: Config, *, engine_module: str, engine_args: Sequence[str], pol
             echo(greeting(config, port, monotonic() - started))
 
         supervisor = Supervisor(specs, policy=policy, drain_s=config.gateway.drain_s, echo=echo)
-        return asyncio.run(supervisor.run(greet))
+        watchdog = Watchdog(run_dir, supervisor.workers, Patience(), echo)
+        return asyncio.run(supervisor.run(greet, watchdog.run))
 
 
 def serve_engine(config: Config, *, policy: RestartPolicy) -> int:
@@ -78,7 +80,7 @@ def serve_engine(config: Config, *, policy: RestartPolicy) -> int:
         path = write_config(run_dir, config)
         echo(f"starting an engine at {config.wire.engines[0]}")
         supervisor = Supervisor([_engine(ENGINE, path, 0, ())], policy=policy, drain_s=0.0, echo=echo)
-        return asyncio.run(supervisor.run(_say_nothing))
+        return asyncio.run(supervisor.run())
 
 
 def echo(line: str) -> None:
@@ -101,7 +103,3 @@ def _worker(config: Path, index: int) -> ChildSpec:
 def _port(held: socket.socket) -> int:
     port: int = held.getsockname()[1]
     return port
-
-
-async def _say_nothing() -> None:
-    """The engine's own line says when it serves."""

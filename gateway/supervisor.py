@@ -38,28 +38,36 @@ class Supervisor:
         self._first_signal_at: float | None = None
         self._stop = asyncio.Event()
 
-    async def run(self, greet: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    @property
+    def workers(self) -> list[Child]:
+        """The gateway workers, in order."""
+        return [child for child in self._children if child.spec.role == "worker"]
+
+    async def run(self, *companions: Callable[[], Coroutine[Any, Any, None]]) -> int:
         """Start everything; returns the exit code.
 
         Args:
-            greet: awaits readiness and says so; cancelled when the service ends before.
+            companions: run beside the children, such as one that awaits readiness and says so; cancelled when the
+                service ends.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
                 loop.add_signal_handler(number, self._on_signal, number)
-        greeting = asyncio.create_task(greet())
+        tasks = [asyncio.create_task(companion()) for companion in companions]
         runs = {asyncio.create_task(child.run()): child for child in self._children}
         try:
             failed = await self._watch(runs)
             await self._shut_down(in_order=not failed)
         finally:
-            greeting.cancel()
+            for task in tasks:
+                task.cancel()
             for child in self._children:
                 child.kill()
             await asyncio.wait(runs)
-            with suppress(asyncio.CancelledError):
-                await greeting
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task
         return 1 if failed else 0
 
     async def _watch(self, runs: dict[asyncio.Task[str], Child]) -> bool:

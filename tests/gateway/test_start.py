@@ -1,9 +1,13 @@
 """What a service needs before its first child: port, run directory, environment, flags, and words for failures."""
 
+import fcntl
+import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +104,41 @@ def test_two_services_do_not_share_a_run_directory(tmp_path: Path) -> None:
         run_directory(str(tmp_path)),
     ):
         pass
+
+
+def stale_directory(folder: Path, age_s: float) -> Path:
+    """What a supervisor leaves that was killed so long ago."""
+    path = folder / f"headrace-{age_s:.0f}"
+    path.mkdir(mode=0o700)
+    write_config(path, Config(gateway=GatewayConfig(api_keys=("secret",))))
+    for name in ("lock", "worker-0.http", "worker-0.tally", "engine-0.sock"):
+        (path / name).touch()
+    then = time.time() - age_s
+    os.utime(path / "lock", (then, then))
+    return path
+
+
+def test_what_a_killed_supervisor_left_is_removed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, young, held, foreign = (stale_directory(tmp_path, age_s) for age_s in (3600, 1, 7200, 9000))
+    (foreign / "notes.txt").touch()
+    with (held / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with run_directory("") as path:
+            assert path.parent == tmp_path
+            assert not left.exists()
+            assert (young / "config.json").exists(), "it may be about to lock it"
+            assert (held / "config.json").exists(), "its service runs"
+            assert (foreign / "notes.txt").exists(), "not a service's file"
+            assert not (foreign / "config.json").exists(), "the keys are gone all the same"
+
+
+def test_a_given_run_directory_has_no_neighbours_removed(tmp_path: Path) -> None:
+    left = stale_directory(tmp_path, 3600)
+    with run_directory(str(tmp_path / "mine")):
+        assert (left / "config.json").exists()
 
 
 def test_a_run_directory_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
