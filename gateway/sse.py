@@ -1,9 +1,8 @@
-"""Server-sent events for one answer: each engine step's piece goes from its stream to the transport, no task between.
+"""Server-sent events for one answer (HTML standard, section 9.2): each step's piece from its stream to the transport.
 
-Head, events and end are written by the callbacks that bring them; the request's task only sleeps until the end, but for
-slow sockets. A transport above its high-water mark makes the answer slow: its streams' pieces wait in their logs and go
-out merged once the socket has drained, which is also when they count as taken. The format is that of the HTML standard,
-section 9.2. Knows no API; openai/respond.py runs it with a Shape.
+Head, events and end are written by the callbacks that bring them; the request's task sleeps but for slow sockets. Above
+the transport's high-water mark pieces wait in their logs and go out merged once it has drained, and then count as
+taken. Knows no API; openai/respond.py runs it with a Shape.
 """
 
 import asyncio
