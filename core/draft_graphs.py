@@ -106,7 +106,7 @@ class DraftGraphs:
         self._guess: dict[tuple[int, bool], _Recorded[Drafted]] = {}
         if drafter is not None:
             self._absorb = {size: self._record(partial(self._follow, size)) for size in sizes}
-            for greedy in (True,) if sampler.exact else (True, False):
+            for greedy in (True, False):
                 for size in reversed(self.row_sizes):
                     recorded = self._record(partial(self._beyond, size, greedy))
                     self._guess[size, greedy] = recorded

@@ -53,14 +53,18 @@ class Guess:
     """One draft for each of R rows."""
 
     tokens: Tensor  # [R] int64
-    confidence: Tensor  # [R] float32: the drafter's probability of its likeliest token, whichever was drawn
-    probs: Tensor | None  # [R, V] float32: what it was drawn from; None = the likeliest was taken everywhere
+    confidence: (
+        Tensor  # [R] float32: the drafter's probability of it; of its likeliest token if it was drawn freely
+    )
+    probs: Tensor | None  # [R, V] float32: before any cut; None = the likeliest was taken everywhere
 
 
 def draws(sampling: Sampling, *, exact: bool) -> bool:
-    """Whether the model's drafter draws for a request, to be verified against its distribution; else by equality.
+    """Whether the model's drafter draws freely, to be verified against its distribution; else by equality.
 
-    A client that gave the seed gets the same tokens each time, and how much is drafted depends on the load.
+    A client that gave the seed gets the same tokens each time, and how much is drafted depends on the load. So its
+    drafts are what the number that will choose the token would choose of the drafter's distribution: where the two
+    distributions are alike they agree nearly as often as freely drawn drafts stand.
     """
     return sampling.temperature > 0 and not exact and not sampling.seeded
 
@@ -75,7 +79,7 @@ class Sampler:
         max_num_seqs: number of slots.
         vocab_size: width of the logits.
         device: where the logits are.
-        exact: drafts are never drawn, so no token depends on what was drafted.
+        exact: drafts are never drawn freely, so no token depends on what was drafted.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Sampler:
         self._shape = (max_num_seqs, vocab_size)
         self._device = device
         self._temperature = torch.zeros(max_num_seqs, device=device)
-        self._guess_temperature = torch.zeros(max_num_seqs, device=device)
+        self._freely = torch.zeros(max_num_seqs, dtype=torch.bool, device=device)  # see `draws`
         self._top_k = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._top_p = torch.ones(max_num_seqs, device=device)
         self._min_p = torch.zeros(max_num_seqs, device=device)
@@ -97,7 +101,6 @@ class Sampler:
         self._stops: Tensor | None = None  # [N, V] bool: tokens barred until `_earliest`
         self._earliest = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._random: set[int] = set()  # slots with a temperature
-        self._guessed: set[int] = set()  # of those, the ones whose drafts are drawn
         self._penalised: set[int] = set()
         self._biased: set[int] = set()
         self._delayed: set[int] = set()
@@ -113,13 +116,9 @@ class Sampler:
         self._min_p[slot].fill_(params.min_p)
         self._seed[slot].fill_(params.seed)
         self._random.discard(slot)
-        self._guessed.discard(slot)
-        self._guess_temperature[slot].fill_(0.0)
+        self._freely[slot].fill_(draws(params, exact=self.exact))
         if params.temperature:
             self._random.add(slot)
-            if draws(params, exact=self.exact):
-                self._guessed.add(slot)
-                self._guess_temperature[slot].fill_(params.temperature)
         self._logprobs.pop(slot, None)
         if params.logprobs >= 0:
             self._logprobs[slot] = params.logprobs
@@ -214,7 +213,7 @@ class Sampler:
 
     def draws_none(self, slot_list: Sequence[int]) -> bool:
         """All drafts for these slots are the likeliest tokens."""
-        return self._guessed.isdisjoint(slot_list)
+        return self._random.isdisjoint(slot_list)
 
     def guess(self, logits: Tensor, slots: Tensor, positions: Tensor, *, greedy: bool) -> Guess:
         """Draft the token at `positions` of each row from the drafter's own logits; safe in a CUDA graph.
@@ -229,20 +228,21 @@ class Sampler:
         if greedy:
             best, tokens = logits.max(-1)
             return Guess(tokens, (best - logits.logsumexp(-1)).exp(), None)
-        temperature = self._guess_temperature[slots]
+        temperature, seeds, freely = self._temperature[slots], self._seed[slots], self._freely[slots]
         probs = (logits / temperature.where(temperature > 0, 1.0).unsqueeze(-1)).softmax(-1)
-        zeros = torch.zeros_like(slots)
+        draw, choose = (random_uniform(seeds, positions, for_) for for_ in (Purpose.DRAFT, Purpose.SAMPLE))
         tokens = sample(
             logits,
             temperature,
-            zeros,
-            torch.ones_like(temperature),
-            torch.zeros_like(temperature),
-            random_uniform(self._seed[slots], positions, Purpose.DRAFT),
+            self._top_k[slots].masked_fill(freely, 0),
+            self._top_p[slots].masked_fill(freely, 1.0),
+            self._min_p[slots].masked_fill(freely, 0.0),
+            torch.where(freely, draw, choose),
         )
-        # Not the probability of the token itself: it would tell the planner which token was drawn, and drafts that
+        # Not the probability of a freely drawn token: it would tell the planner which one was drawn, and drafts that
         # are verified for what they are come out more often than the model wants them.
-        return Guess(tokens, probs.amax(-1), probs)
+        own = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return Guess(tokens, torch.where(freely, probs.amax(-1), own), probs)
 
     def _enter_penalties(self, slot: int, request: Request) -> None:
         params = request.sampling

@@ -123,3 +123,31 @@ def test_logprobs_are_the_models_own(count: int) -> None:
     torch.testing.assert_close(found.chosen, expected[[5]])
     torch.testing.assert_close(found.top[0], expected.topk(count).values)
     assert found.top_ids.shape == (1, count)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_drafter_that_thinks_as_the_model_does_is_right_for_whoever_wants_his_tokens_again(
+    exact: bool,
+) -> None:
+    """Seeded requests, and all with --deterministic: the number that will choose the token draws the draft."""
+    sampler = Sampler(4, VOCAB, torch.device("cpu"), exact=exact)
+    rules = Sampling(max_tokens=9, temperature=0.9, top_p=0.8, top_k=20, min_p=0.01, seed=5, seeded=not exact)
+    for slot in range(4):
+        enter(sampler, slot, rules, [1])
+    slots, positions = torch.arange(4).repeat(50), torch.arange(200)
+    logits = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+    guess = sampler.guess(logits, slots, positions, greedy=False)
+    assert torch.equal(guess.tokens, sampler.choose(logits, slots, positions))
+    probs = (logits / 0.9).softmax(-1)
+    assert torch.allclose(guess.confidence, probs.gather(-1, guess.tokens.unsqueeze(-1)).squeeze(-1))
+
+
+def test_freely_drawn_drafts_have_numbers_of_their_own_and_tell_nothing_of_the_token() -> None:
+    sampler = make_sampler()
+    enter(sampler, 0, Sampling(max_tokens=9, temperature=0.9, seed=5), [1])
+    slots, positions = torch.zeros(200, dtype=torch.int64), torch.arange(200)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)).expand(200, -1)
+    guess = sampler.guess(logits, slots, positions, greedy=False)
+    assert not torch.equal(guess.tokens, sampler.choose(logits, slots, positions))
+    assert len(guess.tokens.unique()) > 5
+    assert len(guess.confidence.unique()) == 1
