@@ -5,6 +5,8 @@ The idea is DSpark's confidence-scheduled verification (arXiv 2607.05147), here 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 
 
 def choose(
@@ -22,10 +24,10 @@ def choose(
     other B drafts emit more. All B are compared, as a step's time may be a staircase; of equals the least wins.
 
     Args:
-        offers: for each row that emits a token, the probability that its draft 1, 2, ... is accepted, given that
-            those before it are; empty = no drafts.
+        offers: for each row that emits a token, the probability, 0..1, that its draft 1, 2, ... is accepted, given
+            that those before it are; empty = no drafts.
         base_tokens: query tokens of the step without drafts, those of prefills included.
-        cost: milliseconds of a step of so many query tokens; not falling.
+        cost: milliseconds of a step of so many query tokens; above 0, not falling.
         limit: the most drafts, all rows together.
         overhead_ms: what a step with drafts costs beyond its query tokens: drafting for it, and waiting for the
             device where a plain step would have been prepared meanwhile.
@@ -33,24 +35,18 @@ def choose(
     worths: list[float] = []
     owners: list[int] = []
     for row, offer in enumerate(offers):
-        worth = 1.0
-        for probability in offer:
-            worth *= min(max(probability, 0.0), 1.0)
-            worths.append(worth)
-            owners.append(row)
+        worths += accumulate(offer, mul)
+        owners += [row] * len(offer)
     # A stable sort: of equal worths in one row the earlier draft stays ahead.
     order = sorted(range(len(worths)), key=worths.__getitem__, reverse=True)[: max(limit, 0)]
     emitted = float(len(offers))
-    best, rate = 0, emitted / max(cost(base_tokens), _SHORTEST_MS)
+    best, rate = 0, emitted / cost(base_tokens)
     for count, at in enumerate(order, 1):
         emitted += worths[at]
-        reached = emitted / max(cost(base_tokens + count) + overhead_ms, _SHORTEST_MS)
+        reached = emitted / (cost(base_tokens + count) + overhead_ms)
         if reached > rate:
             best, rate = count, reached
     drafts = [0] * len(offers)
     for at in order[:best]:
         drafts[owners[at]] += 1
     return drafts
-
-
-_SHORTEST_MS = 1e-6

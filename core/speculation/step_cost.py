@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 _RATE = 0.05  # share of an error that one observation moves
 _CLIP = 3.0  # an observation counts as no further off than so many typical errors
+_LISTED = 4096  # query tokens up to which a look-up is quick
 _LOWEST, _HIGHEST = 0.25, 8.0  # bounds of the corrected curve, over the measured one
 
 
@@ -37,10 +38,21 @@ class StepCost:
         self._shifts = [0.0] * len(self._sizes)
         self._deviation = 0.05 * self._measured[-1]
         self._curve = list(self._measured)
+        # Of each number of query tokens: the point at or below it, and how far it is on the way to the next.
+        self._left: list[int] = []
+        self._share: list[float] = []
+        for size in range(min(self._sizes[-1], _LISTED) + 1):
+            near = self._near(size)
+            self._left.append(near[0][0])
+            self._share.append(near[1][1] if len(near) > 1 else 0.0)
 
     def ms(self, query_tokens: int) -> float:
-        """Predicted time of a step."""
-        return self._read(self._curve, query_tokens)
+        """Predicted time of a step. The planner asks hundreds of times a step."""
+        if query_tokens >= len(self._left):
+            return self._beyond(query_tokens)
+        at, share = self._left[query_tokens], self._share[query_tokens]
+        value = self._curve[at]
+        return value + share * (self._curve[at + 1] - value) if share else value
 
     def observe(self, query_tokens: int, ms: float) -> None:
         """A step of so many query tokens took `ms`."""
@@ -70,8 +82,8 @@ class StepCost:
         share = (query_tokens - self._sizes[right - 1]) / span
         return [(right - 1, 1 - share), (right, share)]
 
-    def _read(self, curve: list[float], query_tokens: int) -> float:
-        sizes = self._sizes
+    def _beyond(self, query_tokens: int) -> float:
+        sizes, curve = self._sizes, self._curve
         if query_tokens <= sizes[-1]:
             return sum(share * curve[at] for at, share in self._near(query_tokens))
         if len(sizes) == 1:
