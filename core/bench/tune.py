@@ -5,6 +5,7 @@ A candidate counts only if it computes what the present choice computes. `python
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,7 +32,7 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="headrace bench tune", description=__doc__)
     parser.add_argument("--model", action="append", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--match", default="", help="only entries whose name holds this")
+    parser.add_argument("--match", default="", help="regular expression that an entry's name must contain")
     parser.add_argument("--table", type=Path, default=TABLE, help="where the choices are written")
     found = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -42,7 +43,7 @@ def main() -> int:
     try:
         for path in found.model:
             for tunable in tunables(read_spec(path)):
-                if found.match in tunable.entry:
+                if re.search(found.match, tunable.entry):
                     choices[tunable.entry] = asdict(choose(tunable, console))
     except ConfigError as error:
         console.print(f"headrace bench tune: {error}")
