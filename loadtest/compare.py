@@ -67,13 +67,12 @@ def compare_page(first: LoadRecord, second: LoadRecord) -> str:
     names = _names(first, second)
     body = [f"<h1>{escape(names[0])} and {escape(names[1])}</h1>", *_differences(first, second)]
     if len(first.runs) > 1 or len(second.runs) > 1:
-        body.append(plot(pareto([first, second])))
+        body.append(plot(pareto([first, second], names)))
     for a, b in matched(first, second):
         named: Named = [(names[0], a), (names[1], b)]
         body += [
             f"<h2>{escape(_title(a, b))}</h2>",
             table(("", *names, f"{names[1]} / {names[0]}"), compare_rows(a, b)),
-            "<p></p>",
             plots(
                 [
                     latency_cdf("Time to first token", named, (("ttft", ""),)),

@@ -32,7 +32,8 @@ p { margin: 6px 0; max-width: 78ch; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
 .tile b { display: block; font-size: 23px; font-weight: 640; letter-spacing: -.02em; line-height: 1.25; }
 .tile span { color: var(--soft); font-size: 13px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); gap: 14px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); gap: 14px;
+  margin: 14px 0; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 14px 14px 8px; }
 figcaption { font-weight: 600; margin: 0 4px 6px; }

@@ -99,8 +99,12 @@ def open_requests(named: Named) -> str:
     ).svg()
 
 
-def pareto(records: Sequence[LoadRecord]) -> str:
-    """Throughput against what one user sees; up and to the right is better. Client-limited runs are marked (c)."""
+def pareto(records: Sequence[LoadRecord], names: Sequence[str] = ()) -> str:
+    """Throughput against what one user sees; up and to the right is better. Client-limited runs are marked (c).
+
+    Args:
+        names: of the records, if not their own.
+    """
     lines = []
     per_gpu = all(record.gpus for record in records)
     for index, record in enumerate(records):
@@ -110,7 +114,8 @@ def pareto(records: Sequence[LoadRecord]) -> str:
                 continue
             points.append((run.interactivity, run.output_tokens_per_s / (record.gpus if per_gpu else 1)))
             labels.append(run.load.removesuffix(" Poisson") + (" (c)" if run.health.reasons else ""))
-        lines.append(Line(name=record.name, points=points, color=index, dots=True, labels=labels))
+        name = names[index] if names else record.name
+        lines.append(Line(name=name, points=points, color=index, dots=True, labels=labels))
     values = [point for line in lines for point in line.points]
     fastest = max((x for x, _ in values), default=1.0)
     most = max((y for _, y in values), default=1.0)

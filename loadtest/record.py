@@ -118,8 +118,9 @@ class LoadRecord:
 
     @property
     def best(self) -> Run:
-        """The run with the most output tokens a second."""
-        return max(self.runs, key=lambda run: run.output_tokens_per_s)
+        """The run at the rate that was found, if one was looked for; else that with the most output tokens a second."""
+        found = [run for run in self.runs if run.rate == self.found_rate] if self.found_rate else []
+        return max(found or self.runs, key=lambda run: run.output_tokens_per_s)
 
 
 def save(record: LoadRecord, path: Path) -> None:

@@ -83,7 +83,6 @@ def _run(run: Run) -> str:
                 open_requests(named),
             ]
         ),
-        "<p></p>",
         table(("latency", *QUANTILE_NAMES, "count"), latency_rows(run)),
         note(_counts(run)),
     ]

@@ -6,12 +6,14 @@ Knows axes and points, not what they mean; report.py, compare.py and economics_p
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import inf
 
 from headrace.loadtest.axes import Axis
 
 COLORS = 6  # --c0 .. --c5 of the page
 WIDTH, HEIGHT = 640, 330
 LEFT, RIGHT, TOP, BOTTOM = 74, 28, 12, 46
+LABEL_HEIGHT = 14
 Point = tuple[float, float]
 
 
@@ -128,6 +130,7 @@ class Chart:
         dash = ' stroke-dasharray="5 4"' if line.dashed else ""
         parts = [f'<path class="line" stroke="{color}"{dash} d="{path}"/>']
         if line.dots:
+            beside = _spread([y - 7 for _, y in places])
             for index, (x, y) in enumerate(places):
                 label = line.labels[index] if index < len(line.labels) else ""
                 parts.append(
@@ -135,7 +138,7 @@ class Chart:
                 )
                 end = x > WIDTH - RIGHT - 70
                 side = f'x="{x - 8:.1f}" text-anchor="end"' if end else f'x="{x + 8:.1f}"'
-                parts.append(f'<text class="tick" {side} y="{y - 7:.1f}">{escape(label)}</text>')
+                parts.append(f'<text class="tick" {side} y="{beside[index]:.1f}">{escape(label)}</text>')
         return "".join(parts)
 
     def _bars(self, bars: Bars) -> str:
@@ -167,6 +170,15 @@ class Chart:
             f'<path class="mark" d="M{at:.1f} {TOP}V{self.height - BOTTOM}"/>'
             f'<text class="tick strong" x="{at + 5:.1f}" y="{TOP + 12}">{escape(text)}</text>'
         )
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """Heights of the labels beside some dots, moved up where two would overlap; the plot's top is the end."""
+    placed = list(heights)
+    above = inf
+    for index in sorted(range(len(placed)), key=lambda index: -placed[index]):
+        placed[index] = above = min(placed[index], above - LABEL_HEIGHT)
+    return [max(height, float(TOP)) for height in placed]
 
 
 def _legend(name: str, color: int, dashed: bool = False) -> str:

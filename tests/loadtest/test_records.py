@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,28 @@ def test_records_without_a_common_load_compare_their_best() -> None:
     first = make_record("a", (make_run("1 user"), make_run("8 users", 3.0)))
     second = make_record("b", (make_run("9 users"),))
     assert [(a.load, b.load) for a, b in matched(first, second)] == [("8 users", "9 users")]
+
+
+def test_the_rate_that_was_found_is_shown_and_not_a_faster_one_that_broke_the_slo() -> None:
+    runs = tuple(replace(make_run(f"{rate}/s", rate), rate=rate) for rate in (1.0, 2.0, 3.0))
+    record = make_record(runs=runs)
+    assert record.best.rate == 3.0
+    assert replace(record, found_rate=2.0).best.rate == 2.0
+
+
+def test_labels_of_near_points_do_not_overlap_nor_leave_the_plot() -> None:
+    """Also where the highest point lies at the plot's top."""
+    runs = tuple(make_run(f"{users} users", 1.0 + users / 1000) for users in range(4))
+    page = report_page(make_record(runs=runs))
+    found = re.findall(
+        r'<text class="tick" x="[\d.]+"(?: text-anchor="end")? y="([\d.]+)">\d users</text>', page
+    )
+    heights = sorted(map(float, found))
+    assert len(heights) == 4
+    assert heights[0] >= 12
+    assert all(b - a >= 13.9 or a == 12 for a, b in pairwise(heights))
+
+
+def test_two_records_of_one_name_are_told_apart_in_every_legend() -> None:
+    pair = [make_record("m", (make_run("1 user"), make_run("2 users", 2.0))) for _ in range(2)]
+    assert ">m</span>" not in compare_page(*pair)
