@@ -19,8 +19,9 @@ GREEDY = Sampling(max_tokens=20, temperature=0.0)
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Models of one process share the count of what may be compiled."""
+    """Models of one process share the count of what was compiled, and of what may be."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
