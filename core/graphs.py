@@ -23,9 +23,9 @@ from headrace.core.staging import Staging
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of query tokens worth a graph: 1, 2, 4, 8, then every 8 up to the largest batch."""
-    sizes = [size for size in (1, 2, 4) if size < max_num_seqs]
-    return [*sizes, *range(8, max_num_seqs, 8), max_num_seqs]
+    """Numbers of query tokens worth a graph: 1, 2, 4, then every 8, from 256 on every 32, and the largest batch."""
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 32))
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from headrace.ipc.messages import Sampling
 
 # More prompts than a recorded step has places for: short ones, then rows of attention's large tiles. Odd lengths, for
 # kernels may have a variant for multiples of 16.
-CROWDS = ((LONG_ROWS + 1, 3), (LONG_ROWS + 1, 7), (LONG_ROWS + 1, 17), (LONG_ROWS + 2, 51))
+CROWDS = ((LONG_ROWS + 1, 3), (LONG_ROWS + 1, 7), (LONG_ROWS + 1, 17))
 FIRST_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 
 
@@ -28,13 +28,16 @@ def warm_up_card(
     """
     longest = engine.scheduler.max_model_len - 2
     largest = min(max_num_batched_tokens, longest)
-    # A longest prompt alone; one that a recorded step could hold, at an odd length; chunks over earlier ones.
-    steps: list[Sequence[int]] = [[largest], [min(LARGEST + 33, largest)], [min(2 * largest, longest)]]
-    steps += [[length] * min(count, max_num_seqs) for count, length in CROWDS if length <= longest]
+    crowds = [[length] * min(count, max_num_seqs) for count, length in CROWDS if length <= longest]
+    # Alone: more tokens than a recorded step holds, an odd number. Beside decodes: chunks over earlier ones.
+    alone: list[Sequence[int]] = [[min(LARGEST + 33, largest)], *crowds]
+    mixed: list[Sequence[int]] = [[min(2 * largest, longest)], *crowds[-1:]]
     if not recorded:
         powers = [1 << n for n in range(4, largest.bit_length())]
-        steps += [[length] for power in powers for length in (power, power + 1) if length <= largest]
-    for beside in (0, min(2, max_num_seqs - 1)):
+        sizes = [[length] for power in powers for length in (power, power + 1) if length <= largest]
+        alone += sizes
+        mixed += [*crowds, *sizes]
+    for beside, steps in ((0, alone), (min(2, max_num_seqs - 1), mixed)):
         running = [_request(f"beside {row}", 5, Sampling(max_tokens=longest - 5)) for row in range(beside)]
         for request in running:
             engine.submit(request)

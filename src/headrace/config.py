@@ -53,12 +53,12 @@ class SchedulerConfig:
     max_waiting: int = 1024  # queued requests; one more is rejected with `queue_full`
 
     def for_device(self, *, card: bool) -> "SchedulerConfig":
-        """The limits with no 0 among them: 256 requests and 8192 tokens on a card, 64 and 512 on a CPU.
+        """The limits with no 0 among them: 512 requests and 8192 tokens on a card, 64 and 512 on a CPU.
 
         Raises:
             ConfigError: a step could not give each running request a token.
         """
-        num_seqs, num_tokens = (256, 8192) if card else (64, 512)
+        num_seqs, num_tokens = (512, 8192) if card else (64, 512)
         found = replace(
             self,
             max_num_seqs=self.max_num_seqs or min(num_seqs, self.max_num_batched_tokens or num_seqs),

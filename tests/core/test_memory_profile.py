@@ -46,7 +46,7 @@ def test_the_largest_steps_fill_every_slot_and_the_whole_budget(small_path: Path
     ("given", "card", "expected"),
     [
         (SchedulerConfig(), False, (64, 512)),
-        (SchedulerConfig(), True, (256, 8192)),
+        (SchedulerConfig(), True, (512, 8192)),
         (SchedulerConfig(max_num_seqs=600), False, (600, 600)),
         (SchedulerConfig(max_num_batched_tokens=40), True, (40, 40)),
         (SchedulerConfig(max_num_seqs=7, max_num_batched_tokens=30), True, (7, 30)),
