@@ -108,7 +108,10 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--max-model-len", type=int, default=MAX_MODEL_LEN, help="tokens; at most what the model allows"
     )
     parser.add_argument(
-        "--max-num-seqs", type=int, default=0, help="slots; 0 = as many as batches and prompts need"
+        "--max-num-seqs",
+        type=int,
+        default=0,
+        help="slots; 0 = as many as batches and prompts need, or with --trace the device's own number",
     )
     parser.add_argument(
         "--max-num-batched-tokens",
@@ -175,7 +178,8 @@ def _speculation(text: str) -> tuple[Drafters, float | None]:
 
 
 def _config(found: argparse.Namespace, model: str, dtype: str) -> Config:
-    slots = found.max_num_seqs or max([1, *found.batches, *(shape.prompts for shape in found.prefill)])
+    needed = max([1, *found.batches, *(shape.prompts for shape in found.prefill)])
+    slots = found.max_num_seqs or (0 if found.trace else needed)
     kind, quantization = DTYPES[dtype]
     config = Config(
         model=ModelConfig(

@@ -43,15 +43,21 @@ def main() -> int:
     try:
         plan = parse(sys.argv[1:], __doc__)
         trace = None if plan.trace is None else read_trace(plan.trace)
-        for config in plan.configs:
-            _measure(plan, config, trace, console)
-            # The next engine needs this one's memory, which cycles keep until they are looked for.
-            gc.collect()
-            torch.cuda.empty_cache()
-    except (ConfigError, WrongAnswer) as error:
+    except ConfigError as error:
         console.print(f"{PROGRAM}: {error}")
         return 1
-    return 0
+    failures = 0
+    for config in plan.configs:
+        try:
+            _measure(plan, config, trace, console)
+        except (ConfigError, WrongAnswer, torch.OutOfMemoryError) as error:
+            # The engines after it are measured all the same.
+            console.print(f"{PROGRAM}: {config.model.served_name}: {error}")
+            failures += 1
+        # The next engine needs this one's memory, which cycles keep until they are looked for.
+        gc.collect()
+        torch.cuda.empty_cache()
+    return 1 if failures else 0
 
 
 def _measure(plan: BenchPlan, config: Config, trace: Trace | None, console: Console) -> None:
@@ -78,18 +84,20 @@ def _measure_engine(
     yardstick = Yardstick(model, fp8=bool(config.model.quantization))
     table = Table(*COLUMNS)
     record = None
-    for measured in Measurement(plan, config, built, yardstick).run(trace):
-        record = measured.record
-        append(plan.record, record)
-        table.add_row(*_cells(record))
-        if record.profile is not None:
-            console.print(f"{record.bench}, {_requests(record)}")
-            console.print(profile_table(record.profile, measured.bytes_of))
-    if record is not None:
-        console.print(f"{record.model}, {record.dtype}, {record.card}, commit {record.commit}")
-    rate = "" if yardstick.rate is None else f", products {yardstick.rate / 1e12:.0f} TFLOP/s"
-    console.print(f"copy bandwidth {yardstick.bandwidth / 1e9:.1f} GB/s{rate}; decode = prefill checked")
-    console.print(table)
+    try:
+        for measured in Measurement(plan, config, built, yardstick).run(trace):
+            record = measured.record
+            append(plan.record, record)
+            table.add_row(*_cells(record))
+            if record.profile is not None:
+                console.print(f"{record.bench}, {_requests(record)}")
+                console.print(profile_table(record.profile, measured.bytes_of))
+    finally:
+        if record is not None:
+            console.print(f"{record.model}, {record.dtype}, {record.card}, commit {record.commit}")
+        rate = "" if yardstick.rate is None else f", products {yardstick.rate / 1e12:.0f} TFLOP/s"
+        console.print(f"copy bandwidth {yardstick.bandwidth / 1e9:.1f} GB/s{rate}; decode = prefill checked")
+        console.print(table)
 
 
 def _requests(record: EngineRecord) -> str:
