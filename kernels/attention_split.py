@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
-from headrace.kernels.dependent_launch import dependent, wait_and_release
+from headrace.kernels.dependent_launch import dependent, release_and_wait
 from headrace.kernels.paged_plan import PagedPlan
 
 MAX_SPLITS = 64
@@ -42,9 +42,7 @@ class Tiling:
     dim: int  # D of the result
 
 
-def make_splits(
-    plan: PagedPlan, tiling: Tiling, least: int, programs_per_sm: int, parts: tuple[int, int] | None = None
-) -> Splits:
+def make_splits(plan: PagedPlan, tiling: Tiling, least: int, programs_per_sm: int) -> Splits:
     """Divide contexts where the tiles alone would leave multiprocessors idle.
 
     A recorded step launches all `count` programs of a tile whatever its context, and one without work still costs
@@ -59,8 +57,6 @@ def make_splits(
     tiles = plan.num_short * tiling.tiles * tiling.kv_heads
     if plan.split_size is not None:
         count, fixed = -(-plan.capacity // plan.split_size), plan.split_size
-    elif parts is not None:
-        (count, least), fixed = parts, 0
     elif tiles > plan.num_sms:
         return whole_context(plan, tiling)
     else:
@@ -149,7 +145,7 @@ def _merge_kernel(
     start = tl.load(query_starts_ptr + i_row)
     end = tl.load(query_starts_ptr + i_row + 1)
     context = tl.load(context_lens_ptr + i_row)
-    wait_and_release(PDL)
+    release_and_wait(PDL)
     used = tl.cdiv(context, split_length(context, num_splits, fixed, least, BLOCK_N))
     if (token >= end - start) | (used <= 1):
         return

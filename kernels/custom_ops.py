@@ -123,11 +123,10 @@ def _qk_norm_rope_kv_write(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None,
 ) -> Tensor:
     norms = (_norm(q_gain, eps), _norm(k_gain, eps))
     turning = torch.view_as_complex(rotation)
-    return qk_norm_rope_kv_write(qkv, *norms, turning, slots, cache, interleaved, following).contiguous()
+    return qk_norm_rope_kv_write(qkv, *norms, turning, slots, cache, interleaved).contiguous()
 
 
 def _queries_shape(
@@ -139,7 +138,6 @@ def _queries_shape(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None,
 ) -> Tensor:
     heads, dim = cache.shape[3:]
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // dim - 2 * heads, dim)
@@ -161,10 +159,9 @@ def _mla_kv_write(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None,
 ) -> None:
     turning = torch.view_as_complex(rotation)
-    mla_kv_write(kv_a, _norm(gain, eps), turning, slots, cache, interleaved, following)
+    mla_kv_write(kv_a, _norm(gain, eps), turning, slots, cache, interleaved)
 
 
 def _mla_attend(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.attention_split import Tiling, make_splits, merge_parts, split_length, store_part
-from headrace.kernels.dependent_launch import dependent, wait_and_release
+from headrace.kernels.dependent_launch import dependent, release_and_wait
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
@@ -26,7 +26,6 @@ class GqaDecodeTuning:
     min_split: int = 32  # positions that a part is worth
     programs_per_sm: int = 2
     max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
-    parts: tuple[int, int] | None = None
 
 
 @triton.jit(do_not_specialize=["num_splits", "fixed", "least", "tiles", "table_stride"])
@@ -66,7 +65,7 @@ def _gqa_decode_kernel(
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
-    wait_and_release(PDL)
+    release_and_wait(PDL)
     if i_tile * BLOCK_M >= num_tokens * GROUP:
         return
     length = split_length(context, num_splits, fixed, least, BLOCK_N)
@@ -148,9 +147,9 @@ def gqa_decode(
     largest = 16 if q.dtype is torch.float32 else 64
     block_m = max(16, min(largest, triton.next_power_of_2(group * paged.short_len)))
     tiles = triton.cdiv(group * paged.short_len, block_m)
-    tuning = tuning or _tuning(q.dtype, few=paged.num_short * tiles * heads <= paged.num_sms)
+    tuning = tuning or _tuning(q.dtype, few=4 * paged.num_short * tiles * heads <= paged.num_sms)
     tiling = Tiling(tiles, heads, group, block_m, tuning.block_n, dim)
-    splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm, tuning.parts)
+    splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm)
     _gqa_decode_kernel[(heads, splits.count, paged.num_short * tiling.tiles)](
         q_ptr=q,
         keys_ptr=cache[0],
@@ -187,7 +186,7 @@ def gqa_decode(
 
 
 def _tuning(dtype: torch.dtype, *, few: bool) -> GqaDecodeTuning:
-    """By dtype, and by whether the tiles are too few to fill the card: short pipelines start sooner."""
+    """By dtype, and by whether the tiles are far too few to fill the card: short pipelines start sooner."""
     if dtype is torch.float32:
         return GqaDecodeTuning(block_n=32, num_warps=4, num_stages=2)
     return GqaDecodeTuning(block_n=64, num_warps=4, num_stages=3 if few else 5)

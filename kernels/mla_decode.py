@@ -20,7 +20,7 @@ from headrace.kernels.attention_split import (
     store_part,
     whole_context,
 )
-from headrace.kernels.dependent_launch import dependent, wait_and_release
+from headrace.kernels.dependent_launch import dependent, release_and_wait
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.paged_plan import PagedPlan
 
@@ -36,8 +36,6 @@ class MlaTuning:
     min_split: int = 32  # positions that a part is worth
     programs_per_sm: int = 4
     max_registers: int | None = None  # of a thread; fewer let more programs share a multiprocessor
-    positions_first: bool = False
-    parts: tuple[int, int] | None = None
 
 
 @triton.jit(do_not_specialize=["first_row", "tiles", "num_splits", "fixed", "least", "table_stride"])
@@ -67,7 +65,6 @@ def _mla_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    POSITIONS_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     i_split = tl.program_id(1)
@@ -77,7 +74,7 @@ def _mla_attention_kernel(
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
-    wait_and_release(PDL)
+    release_and_wait(PDL)
     if i_tile * BLOCK_M >= num_tokens * H:
         return
     length = split_length(context, num_splits, fixed, least, BLOCK_N)
@@ -102,13 +99,7 @@ def _mla_attention_kernel(
     table = tables_ptr + i_row.to(tl.int64) * table_stride
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if POSITIONS_FIRST:
-        # Positions fill a tensor core's tile, which a token's heads would not.
-        b_q = tl.trans(b_q)
-        b_q_turned = tl.trans(b_q_turned)
-        acc = tl.zeros([C, BLOCK_M], tl.float32)
-    else:
-        acc = tl.zeros([BLOCK_M, C], tl.float32)
+    acc = tl.zeros([BLOCK_M, C], tl.float32)
     for n in range(first, end, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
         within = o_n < end
@@ -117,26 +108,13 @@ def _mla_attention_kernel(
         # Unwritten slots may hold NaN, which no weight of 0 would cancel: they are read as 0.
         p_rows = cache_ptr + at[:, None]
         b_latent = tl.load(p_rows + o_c[None, :], mask=within[:, None], other=0.0)
-        if POSITIONS_FIRST:
-            b_turned = tl.load(p_rows + o_r[None, :], mask=within[:, None], other=0.0)
-            scores = tl.dot(b_turned, b_q_turned, input_precision="ieee")
-            scores = tl.dot(b_latent, b_q, scores, input_precision="ieee")
-            hidden = o_n[:, None] >= tl.minimum(visible, end)[None, :]
-            scores = tl.where(hidden, float("-inf"), scores)
-            weights, decay, m, total = add_scores(scores, scale, m, total, 0)
-            acc = tl.dot(
-                tl.trans(b_latent), weights.to(b_latent.dtype), acc * decay[None, :], input_precision="ieee"
-            )
-        else:
-            b_turned = tl.load(cache_ptr + at[None, :] + o_r[:, None], mask=within[None, :], other=0.0)
-            scores = tl.dot(b_q_turned, b_turned, input_precision="ieee")
-            scores = tl.dot(b_q, tl.trans(b_latent), scores, input_precision="ieee")
-            hidden = o_n[None, :] >= tl.minimum(visible, end)[:, None]
-            scores = tl.where(hidden, float("-inf"), scores)
-            weights, decay, m, total = add_scores(scores, scale, m, total, 1)
-            acc = tl.dot(weights.to(b_latent.dtype), b_latent, acc * decay[:, None], input_precision="ieee")
-    if POSITIONS_FIRST:
-        acc = tl.trans(acc)
+        b_turned = tl.load(cache_ptr + at[None, :] + o_r[:, None], mask=within[None, :], other=0.0)
+        scores = tl.dot(b_q_turned, b_turned, input_precision="ieee")
+        scores = tl.dot(b_q, tl.trans(b_latent), scores, input_precision="ieee")
+        hidden = o_n[None, :] >= tl.minimum(visible, end)[:, None]
+        scores = tl.where(hidden, float("-inf"), scores)
+        weights, decay, m, total = add_scores(scores, scale, m, total, 1)
+        acc = tl.dot(weights.to(b_latent.dtype), b_latent, acc * decay[:, None], input_precision="ieee")
 
     store_part(
         acc,
@@ -190,7 +168,7 @@ def mla_decode_parts(
     paged = _paged(plan)
     tuning = tuning or _tuning(q, q.shape[1] * paged.short_len)
     tiling = _tiling(q, paged.short_len, rank, tuning)
-    splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm, tuning.parts)
+    splits = make_splits(paged, tiling, tuning.min_split, tuning.programs_per_sm)
     _launch(q, cache, plan, scale, out, tuning, tiling, splits, 0, paged.num_short)
     return splits, tiling
 
@@ -256,7 +234,6 @@ def _launch(
         BLOCK_SIZE=cache.shape[1],
         BLOCK_M=tuning.block_m,
         BLOCK_N=tuning.block_n,
-        POSITIONS_FIRST=tuning.positions_first,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
         maxnreg=tuning.max_registers,

@@ -13,7 +13,6 @@ def mla_kv_write(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None = None,
 ) -> None:
     """Write one row of one layer's cache per token.
 
@@ -23,12 +22,11 @@ def mla_kv_write(
         rotation: [T, 1, R / 2] complex64, see `rope`.
         slots: [T] int64, block * block_size + offset; slots that repeat keep any one of the rows.
         cache: [blocks, block_size, C + R] of one layer, written.
-        following: a weight that a card may ask for meanwhile.
     """
     if kv_a.is_cuda:
         from headrace.kernels.mla_kv_write_triton import launch_mla_kv_write
 
-        launch_mla_kv_write(kv_a, norm, rotation, slots, cache, interleaved, following)
+        launch_mla_kv_write(kv_a, norm, rotation, slots, cache, interleaved)
         return
     rank, width = norm.gain.shape[0], kv_a.shape[1]
     latent, key = kv_a.split_with_sizes((rank, width - rank), 1)
@@ -44,7 +42,6 @@ def mla_kv_write_ref(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None = None,
 ) -> None:
     rank, block_size = norm.gain.shape[0], cache.shape[1]
     latent = rms_norm_ref(kv_a[:, :rank], norm)

@@ -5,21 +5,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.ahead import ahead, ask_ahead
-from headrace.kernels.dependent_launch import dependent, wait_and_release
+from headrace.kernels.dependent_launch import dependent, release_and_wait
 from headrace.kernels.rms_norm import NormWeight
 
 
-@triton.jit(do_not_specialize=["tokens", "ahead_chunks"])
+@triton.jit
 def _mla_kv_write_kernel(
     kv_ptr,  # [T, C + R]
     gain_ptr,  # [C]
     rotation_ptr,  # [T, R / 2, 2] float32
     slots_ptr,  # [T] int64
     cache_ptr,  # [slots, C + R]
-    ahead_ptr,
-    tokens,
-    ahead_chunks,
     kv_stride,
     eps,
     C: tl.constexpr,
@@ -27,14 +23,9 @@ def _mla_kv_write_kernel(
     BLOCK_C: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_and_release(PDL)
-    if AHEAD:  # noqa: SIM102 - decided while compiling, unlike the next
-        if tl.program_id(0) >= tokens:
-            ask_ahead(ahead_ptr, ahead_chunks, tl.program_id(0) - tokens)
-            return
+    release_and_wait(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     p_in = kv_ptr + i_t * kv_stride
     p_out = cache_ptr + tl.load(slots_ptr + i_t) * (C + R)
@@ -69,7 +60,6 @@ def launch_mla_kv_write(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None = None,
 ) -> None:
     """See mla_kv_write."""
     tokens, width = kv_a.shape
@@ -78,14 +68,12 @@ def launch_mla_kv_write(
         raise ValueError(f"rows must be contiguous: kv_a strides {kv_a.stride()}, cache {cache.stride()}")
     if kv_a.dtype != cache.dtype:
         raise ValueError(f"kv_a {kv_a.dtype}, cache {cache.dtype}")
-    more_rows, asked = ahead(following, 1)
-    _mla_kv_write_kernel[(tokens + more_rows,)](
+    _mla_kv_write_kernel[(tokens,)](
         kv_ptr=kv_a,
         gain_ptr=norm.gain,
         rotation_ptr=torch.view_as_real(rotation),
         slots_ptr=slots,
         cache_ptr=cache,
-        tokens=tokens,
         kv_stride=kv_a.stride(0),
         eps=norm.eps,
         C=rank,
@@ -94,6 +82,5 @@ def launch_mla_kv_write(
         BLOCK_PAIRS=triton.next_power_of_2((width - rank) // 2),
         INTERLEAVED=interleaved,
         num_warps=2,
-        **asked,
         **dependent(kv_a),
     )

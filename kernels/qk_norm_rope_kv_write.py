@@ -17,7 +17,6 @@ def qk_norm_rope_kv_write(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None = None,
 ) -> Tensor:
     """Write one row of one layer's keys and values per token.
 
@@ -27,7 +26,6 @@ def qk_norm_rope_kv_write(
         rotation: [T, 1, D / 2] complex64, see `rope`.
         slots: [T] int64, block * block_size + offset; slots that repeat keep any one of the rows.
         cache: [2, blocks, block_size, Hkv, D] of one layer, written.
-        following: a weight that a card may ask for meanwhile.
 
     Returns:
         [T, Hq, D], the queries.
@@ -35,9 +33,7 @@ def qk_norm_rope_kv_write(
     if qkv.is_cuda:
         from headrace.kernels.qk_norm_rope_kv_write_triton import launch_qk_norm_rope_kv_write
 
-        return launch_qk_norm_rope_kv_write(
-            qkv, q_norm, k_norm, rotation, slots, cache, interleaved, following
-        )
+        return launch_qk_norm_rope_kv_write(qkv, q_norm, k_norm, rotation, slots, cache, interleaved)
     heads, dim = cache.shape[3:]
     states = qkv.view(qkv.shape[0], -1, dim)
     num_q = states.shape[1] - 2 * heads
@@ -60,7 +56,6 @@ def qk_norm_rope_kv_write_ref(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None = None,
 ) -> Tensor:
     heads, dim = cache.shape[3:]
     q, k, v = qkv.view(qkv.shape[0], -1, dim).split((qkv.shape[1] // dim - 2 * heads, heads, heads), 1)

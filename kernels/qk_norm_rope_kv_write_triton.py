@@ -5,14 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.ahead import ahead, ask_ahead
-from headrace.kernels.dependent_launch import dependent, wait_and_release
+from headrace.kernels.dependent_launch import dependent, release_and_wait
 from headrace.kernels.rms_norm import NormWeight
 
 _HEADS_PER_PROGRAM = 8
 
 
-@triton.jit(do_not_specialize=["tokens", "ahead_chunks"])
+@triton.jit
 def _qk_norm_rope_kv_write_kernel(
     qkv_ptr,  # [T, HQ + 2 HKV, D]
     q_gain_ptr,  # [D]
@@ -22,9 +21,6 @@ def _qk_norm_rope_kv_write_kernel(
     keys_ptr,  # [slots, HKV, D]
     values_ptr,
     out_ptr,  # [T, HQ, D]
-    ahead_ptr,
-    tokens,
-    ahead_chunks,
     qkv_stride,
     eps,
     HQ: tl.constexpr,
@@ -32,15 +28,9 @@ def _qk_norm_rope_kv_write_kernel(
     D: tl.constexpr,
     HEADS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_and_release(PDL)
-    if AHEAD:  # noqa: SIM102 - decided while compiling, unlike the next
-        if tl.program_id(0) >= tokens:
-            i_ahead = (tl.program_id(0) - tokens) * tl.num_programs(1) + tl.program_id(1)
-            ask_ahead(ahead_ptr, ahead_chunks, i_ahead)
-            return
+    release_and_wait(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = D // 2
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -94,7 +84,6 @@ def launch_qk_norm_rope_kv_write(
     slots: Tensor,
     cache: Tensor,
     interleaved: bool,
-    following: Tensor | None = None,
 ) -> Tensor:
     """See qk_norm_rope_kv_write."""
     tokens, width = qkv.shape
@@ -105,9 +94,7 @@ def launch_qk_norm_rope_kv_write(
     if qkv.dtype != cache.dtype or dim & (dim - 1):
         raise ValueError(f"qkv {qkv.dtype}, cache {cache.dtype}, head dimension {dim}")
     out = torch.empty(tokens, num_q, dim, dtype=qkv.dtype, device=qkv.device)
-    columns = triton.cdiv(num_q + 2 * heads, _HEADS_PER_PROGRAM)
-    more_rows, asked = ahead(following, columns)
-    _qk_norm_rope_kv_write_kernel[(tokens + more_rows, columns)](
+    _qk_norm_rope_kv_write_kernel[(tokens, triton.cdiv(num_q + 2 * heads, _HEADS_PER_PROGRAM))](
         qkv_ptr=qkv,
         q_gain_ptr=q_norm.gain,
         k_gain_ptr=k_norm.gain,
@@ -116,7 +103,6 @@ def launch_qk_norm_rope_kv_write(
         keys_ptr=cache[0],
         values_ptr=cache[1],
         out_ptr=out,
-        tokens=tokens,
         qkv_stride=qkv.stride(0),
         eps=q_norm.eps,
         HQ=num_q,
@@ -125,7 +111,6 @@ def launch_qk_norm_rope_kv_write(
         HEADS=_HEADS_PER_PROGRAM,
         INTERLEAVED=interleaved,
         num_warps=4,
-        **asked,
         **dependent(qkv),
     )
     return out

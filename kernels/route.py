@@ -22,7 +22,6 @@ def norm_route(
     normalize: bool,
     weight_scale: float,
     num_shared: int,
-    following: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm the residual and choose experts for it; on a card a few tokens take two launches.
 
@@ -32,7 +31,6 @@ def norm_route(
         gate: [E, D] float32.
         bias: [E] float32 for `route_sigmoid`; None = `route_softmax`. The arguments behind it are theirs.
         num_shared: experts E, E + 1, ... of the stack, which every token takes, with weight 1.
-        following: a weight that a card may ask for meanwhile.
 
     Returns:
         The norm [T, D], expert ids [T, top_k + num_shared] int64 and their weights, float32.
@@ -51,7 +49,7 @@ def norm_route(
         else:
             x = rms_norm(residual, norm)
             logits = launch_logits(x, gate)
-        return x, *launch_choose(logits, bias, *choice, num_shared, following)
+        return x, *launch_choose(logits, bias, *choice, num_shared)
     x = rms_norm(residual, norm)
     if bias is None:
         return x, *_with_shared(*route_softmax(x, gate, *choice), gate.shape[0], num_shared)
@@ -69,7 +67,6 @@ def norm_route_ref(
     normalize: bool,
     weight_scale: float,
     num_shared: int,
-    following: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     choice = (top_k, num_groups, topk_groups, normalize, weight_scale)
     x = rms_norm_ref(residual, norm)

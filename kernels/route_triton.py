@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.ahead import ahead, ask_ahead
 from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
@@ -112,14 +111,12 @@ def _order_keys(values, offs, END: tl.constexpr):
     return (bits + 0x80000000) * END + (END - 1 - offs)
 
 
-@triton.jit(do_not_specialize=["ahead_chunks"])
+@triton.jit
 def _choose_kernel(
     logits_ptr,  # [SPLITS, T, E]
     bias_ptr,  # [E] where SIGMOID
     ids_ptr,  # [T, TOP_K + SHARED]
     weights_ptr,  # [T, TOP_K + SHARED]
-    ahead_ptr,
-    ahead_chunks,
     T,
     E,
     weight_scale,
@@ -134,14 +131,9 @@ def _choose_kernel(
     G_BLOCK: tl.constexpr,
     SIGMOID: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_and_release(PDL)
-    if AHEAD:  # noqa: SIM102 - decided while compiling, unlike the next
-        if tl.program_id(0) >= T:
-            ask_ahead(ahead_ptr, ahead_chunks, tl.program_id(0) - T)
-            return
     i_t = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, E_BLOCK)
     mask = offs < E
@@ -288,7 +280,6 @@ def launch_choose(
     normalize: bool,
     weight_scale: float,
     num_shared: int = 0,
-    following: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Parts of logits [parts, T, E] float32 -> ids [T, K] int64, best first, and weights [T, K] float32.
 
@@ -297,15 +288,13 @@ def launch_choose(
     Args:
         bias: [E] float32: scores are sigmoids, groups are judged by their two best; None: softmax, by the best.
         num_shared: experts E, E + 1, ... that every token takes, with weight 1, behind the chosen ones.
-        following: a weight to ask for meanwhile; see kernels/ahead.py.
     """
     SPLITS, T, E = logits.shape
     if not 0 < top_k <= E or E % num_groups or topk_groups > num_groups:
         raise ValueError(f"top_k: {top_k} of {E} experts in {topk_groups} of {num_groups} groups")
     ids = torch.empty(T, top_k + num_shared, dtype=torch.int64, device=logits.device)
     weights = torch.empty(T, top_k + num_shared, dtype=torch.float32, device=logits.device)
-    more_rows, asked = ahead(following, 1)
-    _choose_kernel[(T + more_rows,)](
+    _choose_kernel[(T,)](
         logits_ptr=logits,
         bias_ptr=bias,
         ids_ptr=ids,
@@ -325,7 +314,6 @@ def launch_choose(
         SIGMOID=bias is not None,
         NORMALIZE=normalize,
         num_warps=1,
-        **asked,
         **dependent(logits),
     )
     return ids, weights

@@ -80,8 +80,8 @@ def sweep() -> list[KernelCase]:
 
 
 def _sweep_gqa() -> Iterator[KernelCase]:
-    for batch, parts, stages in product((32, 64, 128, 256), (None, (2, 128), (4, 128), (4, 256)), (3, 4, 5)):
-        tuning = GqaDecodeTuning(64, 4, stages, parts=parts)
+    for batch, shape in product((1, 8, 32, 64, 128, 256), ((64, 4, 3), (64, 4, 5), (64, 8, 5), (128, 8, 3))):
+        tuning = GqaDecodeTuning(*shape)
         run = partial(_decode_gqa, tuning=tuning)
         yield _gqa(f"gqa T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
 
@@ -94,23 +94,13 @@ def _sweep_prefill() -> Iterator[KernelCase]:
 
 
 def _sweep_mla() -> Iterator[KernelCase]:
-    shapes = ((16, 32, 4, 3, False), (16, 32, 4, 4, False), (16, 64, 4, 3, True), (16, 64, 8, 3, True))
-    for batch, parts, shape in product(
-        (1, 8, 32, 64, 128, 256), (None, (2, 128), (3, 128), (4, 192)), shapes
-    ):
-        if batch <= 8 and parts is not None:
-            continue
-        tuning = MlaTuning(*shape[:4], positions_first=shape[4], parts=parts)
+    shapes = ((16, 32, 4, 3), (16, 32, 4, 3, 64), (16, 32, 4, 3, 32, 2), (16, 32, 4, 5), (16, 64, 8, 3))
+    for batch, shape in product((1, 8, 32, 64, 128, 256), shapes):
+        tuning = MlaTuning(*shape)
         run = partial(_decode_mla, tuning=tuning)
         yield _mla(f"mla T={batch} {_brief(tuning)}", [1] * batch, _contexts(batch), run=run)
-    for shape in (
-        (64, 32, 8, 2, False),
-        (64, 64, 8, 3, True),
-        (32, 64, 8, 3, True),
-        (16, 64, 4, 3, True),
-        (16, 32, 4, 3, False),
-    ):
-        tuning = MlaTuning(*shape[:4], positions_first=shape[4])
+    for shape in ((64, 32, 8, 2), (32, 32, 8, 3), (16, 32, 4, 3)):
+        tuning = MlaTuning(*shape)
         run = partial(_decode_mla, tuning=tuning)
         yield _mla(f"mla verify 64 x 4 {_brief(tuning)}", [4] * 64, _contexts(64), run=run)
 

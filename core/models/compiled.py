@@ -126,9 +126,7 @@ def _gqa(
 ) -> None:
     gain, qkv, q_gain, k_gain, out = weights
     projected = ops.norm_linear(residual, gain, c.eps[0], qkv)
-    q = ops.qk_norm_rope_kv_write(
-        projected, q_gain, k_gain, c.eps[2], rotation, slots, cache, c.interleaved, out[0]
-    )
+    q = ops.qk_norm_rope_kv_write(projected, q_gain, k_gain, c.eps[2], rotation, slots, cache, c.interleaved)
     ops.linear_add(ops.gqa_attention(q, cache, plan, c.scale), out, residual)
 
 
@@ -146,7 +144,7 @@ def _mla(
     assert mla is not None, "this layer has no latents"
     projected = ops.norm_linear(residual, gain, c.eps[0], down)
     q, kv_a = projected.split_with_sizes((projected.shape[1] - mla.latent_dim, mla.latent_dim), 1)
-    ops.mla_kv_write(kv_a, kv_gain, c.eps[2], rotation, slots, cache, c.interleaved, out[0])
+    ops.mla_kv_write(kv_a, kv_gain, c.eps[2], rotation, slots, cache, c.interleaved)
     if q_up is not None:
         q = ops.norm_linear(q, q_gain, c.eps[3], q_up)
     q = q.view(-1, mla.num_heads, mla.nope_dim + mla.rope_dim)

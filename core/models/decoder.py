@@ -61,8 +61,8 @@ class Decoder:
         residual = self.embedding.index_select(0, batch.token_ids)
         # The pool may hold the MTP modules' layers behind the model's own.
         caches = kv[: len(self.layers)].unbind(0)
-        for layer, after, cache in zip(self.layers, (*self.layers[1:], None), caches, strict=True):
-            layer(residual, step, cache, after)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer(residual, step, cache)
         return residual
 
     @torch.inference_mode()
@@ -71,8 +71,8 @@ class Decoder:
         step = begin_step(batch, kv, self.rope_table, self.spec)
         residual = self.embedding.index_select(0, batch.token_ids)
         caches = kv[: len(self.layers)].unbind(0)
-        for layer, after, cache in zip(self.layers, self.layers[1:], caches[:-1], strict=False):
-            layer(residual, step, cache, after)
+        for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
+            layer(residual, step, cache)
         return self.layers[-1].on_rows(residual, step, caches[-1], rows)
 
     @torch.inference_mode()

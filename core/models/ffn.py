@@ -12,7 +12,6 @@ from headrace.core.model_spec import ModelSpec, MoeSpec, RouterSpec
 from headrace.core.models.shared_experts import stack_shared
 from headrace.core.tensor_source import TensorSource, in_blocks, rows_of, take, take_product, take_rows
 from headrace.kernels.experts import ExpertWeights, experts
-from headrace.kernels.following import following
 from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.linear import linear, linear_add, norm_linear
 from headrace.kernels.rms_norm import NormWeight
@@ -30,7 +29,7 @@ class DenseFfn:
     gate_up: Tensor | Fp8Weight  # [2F, D]
     down: Tensor | Fp8Weight  # [D, F]
 
-    def __call__(self, residual: Tensor, norm: NormWeight, after: Tensor | Fp8Weight | None = None) -> None:
+    def __call__(self, residual: Tensor, norm: NormWeight) -> None:
         linear_add(silu_mul(norm_linear(residual, norm, self.gate_up)), self.down, residual)
 
     def add(self, x: Tensor, residual: Tensor) -> None:
@@ -50,8 +49,7 @@ class SparseFfn:
     )
     shared: tuple[DenseFfn, ...]  # views of the stack where it holds them
 
-    def __call__(self, residual: Tensor, norm: NormWeight, after: Tensor | Fp8Weight | None = None) -> None:
-        """`after`: the weight that the next layer uses first."""
+    def __call__(self, residual: Tensor, norm: NormWeight) -> None:
         r = self.router
         stacked = self.routed.gate_up.shape[0] - self.gate.shape[0]
         if residual.shape[0] > STACKED_TOKENS:
@@ -67,7 +65,6 @@ class SparseFfn:
             r.normalize,
             r.weight_scale,
             stacked,
-            None if after is None else following(after, residual.shape[0]),
         )
         if not stacked:
             for expert in self.shared:

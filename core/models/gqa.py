@@ -10,7 +10,6 @@ from torch import Tensor
 from headrace.core.model_spec import GqaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take_norm, take_product, take_rows
-from headrace.kernels.following import following
 from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.gqa_attention import gqa_attention
 from headrace.kernels.linear import linear_add, norm_linear
@@ -29,11 +28,6 @@ class GqaAttention:
     k_norm: NormWeight  # [D]
     out: Tensor | Fp8Weight  # [hidden, Hq * D]
 
-    @property
-    def entry(self) -> Tensor | Fp8Weight:
-        """The weight that is used first."""
-        return self.qkv
-
     def __call__(self, residual: Tensor, norm: NormWeight, step: Step, cache: Tensor) -> None:
         """residual [T, hidden] += attention of its norm; writes a cache [2, blocks, block_size, Hkv, D]."""
         q = qk_norm_rope_kv_write(
@@ -44,7 +38,6 @@ class GqaAttention:
             step.slots,
             cache,
             self.interleaved,
-            following(self.out, residual.shape[0]),
         )
         linear_add(gqa_attention(q, cache, step.plan, self.spec.scale), self.out, residual)
 

@@ -25,16 +25,16 @@ class Layer:
     post_norm: NormWeight  # [D]
     ffn: DenseFfn | SparseFfn
 
-    def __call__(self, residual: Tensor, step: Step, cache: Tensor, after: "Layer | None" = None) -> None:
-        """Update `residual` [T, D] in place, and this layer's part of the KV pool. `after`: the next layer, if any."""
+    def __call__(self, residual: Tensor, step: Step, cache: Tensor) -> None:
+        """Update `residual` [T, D] in place, and this layer's part of the KV pool."""
         self.attention(residual, self.input_norm, step, cache)
-        self.ffn(residual, self.post_norm, None if after is None else after.attention.entry)
+        self.ffn(residual, self.post_norm)
 
     def on_rows(self, residual: Tensor, step: Step, cache: Tensor, rows: Tensor) -> Tensor:
         """The same as the last layer, for [S] of the tokens: all write their keys, only these go on. Returns [S, D]."""
         self.attention(residual, self.input_norm, step, cache)
         chosen = residual.index_select(0, rows)
-        self.ffn(chosen, self.post_norm, None)
+        self.ffn(chosen, self.post_norm)
         return chosen
 
 

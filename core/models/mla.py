@@ -10,7 +10,6 @@ from torch import Tensor
 from headrace.core.model_spec import MlaSpec, RopeSpec
 from headrace.core.models.step import Step
 from headrace.core.tensor_source import TensorSource, take, take_norm, take_product, take_rows
-from headrace.kernels.following import following
 from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.linear import linear_add, norm_linear
 from headrace.kernels.mla_attend import MlaUp, mla_attend
@@ -33,18 +32,12 @@ class MlaAttention:
     up: MlaUp
     out: Tensor | Fp8Weight  # [D, H * V]
 
-    @property
-    def entry(self) -> Tensor | Fp8Weight:
-        """The weight that is used first."""
-        return self.down
-
     def __call__(self, residual: Tensor, norm: NormWeight, step: Step, cache: Tensor) -> None:
         """residual [T, D] += attention of its norm; writes one layer's cache [blocks, block_size, C + R]."""
         s = self.spec
         projected = norm_linear(residual, norm, self.down)
         q, kv_a = projected.split_with_sizes((projected.shape[1] - s.latent_dim, s.latent_dim), 1)
-        asked = following(self.out, residual.shape[0])
-        mla_kv_write(kv_a, self.kv_norm, step.rotation, step.slots, cache, self.interleaved, asked)
+        mla_kv_write(kv_a, self.kv_norm, step.rotation, step.slots, cache, self.interleaved)
         if self.q_norm is not None and self.q_up is not None:
             q = norm_linear(q, self.q_norm, self.q_up)
         q = q.view(-1, s.num_heads, s.nope_dim + s.rope_dim)
