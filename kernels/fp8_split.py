@@ -25,6 +25,17 @@ class SplitRows:
 
 
 @triton.jit
+def _round_to_four_bits(x):
+    """To the nearest float32 of e4m3's significant bits, ties to even.
+
+    Not by way of e4m3 and back: ptxas 12.8 reads a pair of numbers back from a register it never wrote.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _split_rows_kernel(
     x_ptr,  # [R, K]
     values_ptr,  # [R, 2, K]
@@ -43,11 +54,10 @@ def _split_rows_kernel(
     b_x = tl.load(x_ptr + i_r * x_stride + offs, mask=mask, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(b_x), 0), LEAST) / LARGEST
     b_x = tl.minimum(tl.maximum(b_x / scale, -LARGEST), LARGEST)
-    high = b_x.to(values_ptr.dtype.element_ty)
-    low = (b_x - high.to(tl.float32)).to(values_ptr.dtype.element_ty)
+    high = _round_to_four_bits(b_x)
     p_out = values_ptr + i_r * 2 * K + offs
-    tl.store(p_out, high, mask=mask)
-    tl.store(p_out + K, low, mask=mask)
+    tl.store(p_out, high.to(values_ptr.dtype.element_ty), mask=mask)
+    tl.store(p_out + K, (b_x - high).to(values_ptr.dtype.element_ty), mask=mask)
     tl.store(scales_ptr + i_r, scale)
 
 
