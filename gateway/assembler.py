@@ -132,11 +132,11 @@ class Assembler:
         return certain
 
     def _piece(self, text: str, last: bool = False) -> Piece | None:
-        """`text` with the tokens that are out with it; at the end also those that have none."""
+        """`text` with the tokens that are out with it; at the end also those whose text is none, or is out already."""
         self._out += len(text)
-        if not text and not (last and self._held and self._with_logprobs):
-            return None
         count = self._num_out(last)
+        if not text and not (count and self._with_logprobs and (last or self.matched)):
+            return None
         out, self._held = self._held[:count], self._held[count:]
         terminators = 1 if isinstance(self.stop_reason, int) else 0
         end = self.num_received - len(self._held) - terminators
