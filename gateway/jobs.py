@@ -3,13 +3,13 @@
 Knows no HTTP and no JSON. The HTTP handlers and the WebSocket share one Jobs.
 """
 
-import secrets
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from os import urandom
 
 from headrace.config import Config
 from headrace.gateway.assembler import Assembler
@@ -103,7 +103,10 @@ class Jobs:
             if (least := self.text.least_tokens(prompt)) >= limit:
                 raise _too_long(f"at least {least}", limit, prompt)
         prompts = [await self.text.encode(prompt) for prompt in request.prompts]
-        seed = secrets.randbits(SEED_BITS) if request.sampling.seed is None else request.sampling.seed
+        drawn = urandom(16 + 8)  # the id, which nobody must guess, and the seed where none was given
+        seed = request.sampling.seed
+        if seed is None:
+            seed = int.from_bytes(drawn[16:], "little") >> (64 - SEED_BITS)
         choices: list[Choice] = []
         echoes: list[str] = []
         for prompt, token_ids in zip(request.prompts, prompts, strict=True):
@@ -122,7 +125,7 @@ class Jobs:
                 )
                 echoes.append(echo)
         return Job(
-            id=f"{prefix}-{secrets.token_hex(16)}",
+            id=f"{prefix}-{drawn[:16].hex()}",
             created=int(time.time()),
             model=self._model,
             fingerprint=self._fingerprint(),
