@@ -32,11 +32,17 @@ class Watched:
         return hidden
 
 
+@pytest.mark.parametrize("budget", [200, 700])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_recorded_passes_choose_what_launched_ones_choose(family: str, folders: dict[str, Path]) -> None:
-    """Prompts of every length beside decodes, cut by the budget, over cached prefixes; in float32, so without ties."""
+def test_recorded_passes_choose_what_launched_ones_choose(
+    family: str, budget: int, folders: dict[str, Path]
+) -> None:
+    """Prompts of every length beside decodes, cut by the budget, over cached prefixes; in float32, so without ties.
+
+    With the larger budget, launched passes spare their last layer most tokens.
+    """
     path = folders[family]
-    built = make(load(path, torch.float32), path, max_num_batched_tokens=200, prefix_cache=True)
+    built = make(load(path, torch.float32), path, max_num_batched_tokens=budget, prefix_cache=True)
     executor = built.parts.executor
     texts = prompts(24, 1, 400, seed=5)
     texts += [texts[-1][:180] + more for more in prompts(4, 1, 60, seed=6)]
@@ -56,5 +62,5 @@ def test_recorded_passes_choose_what_launched_ones_choose(family: str, folders: 
             built.engine.step()
         outputs.append([request.output_ids for request in requests])
         executor.use_prompt_graphs(watched.inner)  # type: ignore[arg-type]
-        assert watched.counts[True] > 20 if used else not watched.counts[True]
+        assert watched.counts[True] > 5 if used else not watched.counts[True]
     assert outputs[0] == outputs[1]
