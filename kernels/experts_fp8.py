@@ -66,8 +66,11 @@ def experts_fp8_tuning(per_expert: int) -> FewExpertsTuning | ManyExpertsTuning:
     """By the mean number of tokens an expert gets: streaming weights, or filling tensor cores."""
     if per_expert < 16:
         few = FewTuning(block_n=128, num_warps=8, num_stages=3)
-        return FewExpertsTuning(16, few, few)
-    down = Fp8Tuning(block_m=64, block_n=128, num_warps=4, num_stages=4)
+        # Fewer programs that read more each, once there is work for all.
+        gate_up = FewTuning(block_n=256 if per_expert else 128, num_warps=8, num_stages=3)
+        return FewExpertsTuning(16, gate_up, few)
     if per_expert < 128:
+        down = Fp8Tuning(block_m=64, block_n=128, num_warps=4, num_stages=4)
         return ManyExpertsTuning(64, ManyTuning(num_warps=8, num_stages=4), down)
+    down = Fp8Tuning(block_m=64, block_n=128, num_warps=4, num_stages=3, max_registers=168)
     return ManyExpertsTuning(128, ManyTuning(num_warps=8, num_stages=3), down)

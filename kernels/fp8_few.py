@@ -75,8 +75,10 @@ def _few_gate_up_kernel(
             for i in tl.static_range(GROUPS):
                 group = first + i
                 b_w = tl.load(p_w + group * 128)
-                part = tl.dot(b_w, tl.load(p_x + group * 128))
-                part = tl.dot(b_w, tl.load(p_x + D + group * 128), part)
+                # Empty places must not all ask for one row.
+                high = tl.load(p_x + group * 128, mask=m_mask[None, :], other=0.0)
+                low = tl.load(p_x + D + group * 128, mask=m_mask[None, :], other=0.0)
+                part = tl.dot(b_w, low, tl.dot(b_w, high))
                 scale = tl.where(offs < HALF, tl.load(p_gate_scale + group), tl.load(p_up_scale + group))
                 acc += part * scale[:, None]
         acc *= tl.load(x_scale_ptr + rows)[None, :]
@@ -134,8 +136,9 @@ def _few_kernel(
             for i in tl.static_range(GROUPS):
                 group = first + i
                 b_w = tl.load(p_w + group * 128)
-                part = tl.dot(b_w, tl.load(p_x + group * 128))
-                part = tl.dot(b_w, tl.load(p_x + K + group * 128), part)
+                high = tl.load(p_x + group * 128, mask=m_mask[None, :], other=0.0)
+                low = tl.load(p_x + K + group * 128, mask=m_mask[None, :], other=0.0)
+                part = tl.dot(b_w, low, tl.dot(b_w, high))
                 acc += part * tl.load(p_scale + group)
         factor = tl.load(x_scale_ptr + rows)
         if SORTED:
@@ -173,8 +176,10 @@ def launch_few_gate_up(
     (T, _, D), F = x.values.shape, weight.shape[1] // 2
     _check(weight, D, D // BLOCK, tuning)
     half = tuning.block_n // 2
-    if F % BLOCK:
-        raise ValueError(f"weight: halves of {F} rows do not fit {BLOCK}x{BLOCK} blocks of scales")
+    if F % BLOCK or BLOCK % half:
+        raise ValueError(
+            f"weight: halves of {F} rows or {tuning} do not fit {BLOCK}x{BLOCK} blocks of scales"
+        )
     out = torch.empty(T * top_k, F, dtype=dtype, device=x.values.device)
     _few_gate_up_kernel[(F // half, order.max_tiles)](
         x_ptr=x.values,
@@ -265,6 +270,8 @@ def _launch(
     tuning: FewTuning,
 ) -> None:
     N, K = weight.shape[-2:]
+    if BLOCK % tuning.block_n:
+        raise ValueError(f"tuning: {tuning} crosses the {BLOCK}x{BLOCK} blocks of scales")
     _few_kernel[grid](
         x_ptr=x.values,
         x_scale_ptr=x.scales,
