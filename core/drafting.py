@@ -105,6 +105,9 @@ def weigh(
     slots, budget = limits.max_num_seqs, limits.max_num_batched_tokens
     most_rows = min(slots, MOST_ROWS) if graphs is not None else slots
     tokens = graphs.token_sizes if graphs is not None else [size for size in TOKENS if size <= budget]
+    drafter = executor.drafter
+    if drafter is not None:
+        drafter.gives_up = False
     costs = time_steps(
         executor,
         rows=[*(size for size in ROWS if size < slots), slots],
@@ -116,4 +119,6 @@ def weigh(
         max_model_len=max_model_len,
         padded=graphs is not None,
     )
+    if drafter is not None:
+        drafter.gives_up = True
     speculator.use_costs(costs)

@@ -106,6 +106,11 @@ class Executor:
         """The same for steps of decodes that verify drafts or make new ones."""
         self._draft_graphs = graphs
 
+    @property
+    def drafter(self) -> MtpDrafter | None:
+        """Who drafts behind the steps."""
+        return self._drafter
+
     def use_drafter(self, drafter: MtpDrafter) -> None:
         """Steps may draft ahead from now on; the pool has the drafter's layers."""
         self._drafter = drafter

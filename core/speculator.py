@@ -13,6 +13,7 @@ from headrace.core.policy import NOTHING, Wanted
 from headrace.core.request import Request, RequestState
 from headrace.core.sampler import draws
 from headrace.core.speculation.calibration import Calibration
+from headrace.core.speculation.outlook import Outlook
 from headrace.core.speculation.pace import Pace
 from headrace.core.speculation.planner import choose
 from headrace.core.speculation.proposal import HostDrafter, Proposal
@@ -20,9 +21,12 @@ from headrace.core.speculation.step_costs import StepCosts
 from headrace.ipc.limits import MAX_DRAFTS
 
 MTP = "mtp"
-# While speculation rests the host's drafters go on reading, every few steps and for few requests.
-LOOK_EVERY, LOOK_AT = 4, 32
+# While speculation rests the host's drafters go on reading: every so many steps, for so many requests in turn.
+LOOK_EVERY, LOOK_AT = 8, 8
 LIKELY = 0.6
+OBSERVE_EVERY = 8  # plain steps of which one is timed
+# What a step with drafts must be quicker by, for a prediction is no better than that.
+MARGIN = 1.03
 
 
 @dataclass(slots=True)
@@ -54,8 +58,11 @@ class Speculator:
         self._waiting: dict[Request, tuple[int, Proposal]] = {}  # and the tokens known when it was made
         self._calibration = Calibration()
         self._pace = Pace()
+        self._outlook = Outlook(ahead)
         self._costs: StepCosts | None = None
         self._naps = 0
+        self._trying = False  # the newest step was made with drafts in mind
+        self._emitted = 0  # tokens of the newest committed step
 
     def use_drafters(self, drafters: Sequence[HostDrafter]) -> None:
         """Ask these from now on, instead of those on the host."""
@@ -67,14 +74,16 @@ class Speculator:
 
     def awake(self, running: Sequence[Request]) -> bool:
         """Whether the next step may speculate, so that nothing must be in flight before it."""
-        if self._costs is None:
-            return True
-        if len(running) > self._costs.most_rows:
+        self._trying = self._costs is None or self._may_pay(running, self._costs)
+        return self._trying
+
+    def _may_pay(self, running: Sequence[Request], costs: StepCosts) -> bool:
+        if len(running) > costs.most_rows:
             return False
-        if self._pace.awake(len(running)):
+        if self._pace.awake(len(running)) or not running:
             return True
         self._naps += 1
-        if self._naps % LOOK_EVERY or len(running) > LOOK_AT or not self._sees_something(running):
+        if self._naps % LOOK_EVERY or not self._sees_something(running):
             return False
         self._pace.wake()
         return True
@@ -83,19 +92,28 @@ class Speculator:
         """What the next step shall verify and draft. Every token of these requests is known."""
         self._calibration.step()
         best = [self._best(request) for request in decoding]
-        counts = self._choose([offer for _, offer in best])
+        rows = len(decoding)
+        ahead = self._ahead
+        if self._costs is not None and ahead and rows:
+            ahead = self._outlook.depth(rows, self._costs)
+        counts = self._choose([offer for _, offer in best], drafting=ahead > 0)
         proposals = {
             request: proposal.cut(count)
             for request, (proposal, _), count in zip(decoding, best, counts, strict=True)
             if proposal is not None and count
         }
-        if self._costs is not None and not self._pace.keep_on(pays=bool(proposals), running=len(decoding)):
+        if rows and not ahead and not proposals and self._ahead:
+            # Neither now nor, as far as one can say, in the next steps.
+            self._pace.rest(rows)
+            self._outlook.forget()
+            self._trying = False
             return NOTHING
-        return Wanted(proposals, self._ahead)
+        return Wanted(proposals, ahead)
 
     def learn(self, plan: StepPlan, chosen: Chosen) -> None:
         """A step was committed: keep what it drafted, and count what it accepted."""
         sampling = [row for row in plan.rows if row.samples]
+        self._emitted = len(sampling) + sum(chosen.accepted or ())
         if plan.num_drafted and chosen.accepted is not None:
             self.counters.steps += 1
             for row, accepted in zip(sampling, chosen.accepted, strict=True):
@@ -114,8 +132,15 @@ class Speculator:
 
     def observe(self, plan: StepPlan, ms: float, *, waited: bool) -> None:
         """A step took so long; `waited`: it was committed before the next one was made."""
-        if self._costs is not None and plan.num_decodes + plan.num_drafted == len(plan.rows):
-            self._costs.observe(len(plan.rows), plan.num_tokens, ms, drafting=plan.ahead > 0, waited=waited)
+        costs, rows = self._costs, len(plan.rows)
+        if costs is None or plan.num_decodes + plan.num_drafted < rows:
+            return
+        drafting = plan.ahead > 0
+        if self._trying:
+            self._pace.record(self._emitted * costs.plain_ms(rows) / (rows * ms), rows)
+        elif plan.step % OBSERVE_EVERY:
+            return
+        costs.observe(rows, plan.num_tokens, ms, drafting=drafting, waited=waited)
 
     def forget(self, request: Request) -> None:
         """It ended."""
@@ -124,16 +149,18 @@ class Speculator:
             drafter.forget(request)
 
     def _sees_something(self, running: Sequence[Request]) -> bool:
-        """The host's drafters have a likely proposal for a quarter of the requests, as far as tokens are known."""
+        """The host's drafters have a likely proposal for half of the requests that are looked at."""
+        start = self._naps // LOOK_EVERY * LOOK_AT % len(running)
+        looked = [running[(start + i) % len(running)] for i in range(min(LOOK_AT, len(running)))]
         found = 0
-        for request in running:
+        for request in looked:
             for drafter in self._drafters:
                 if request.sampling.speculation in ("auto", drafter.name):
                     proposal = drafter.propose(request, 1)
                     if proposal is not None:
                         sure = proposal.confidences[0]
                         found += self._calibration.probability(drafter.name, 1, sure) > LIKELY
-        return found * 4 >= max(len(running), 1)
+        return 2 * found >= len(looked)
 
     def _best(self, request: Request) -> tuple[Proposal | None, list[float]]:
         """The proposal that is expected to yield most, and the probability that each of its drafts is accepted."""
@@ -175,7 +202,7 @@ class Speculator:
                     offers.append(proposal)
         return offers
 
-    def _choose(self, offers: Sequence[Sequence[float]]) -> list[int]:
+    def _choose(self, offers: Sequence[Sequence[float]], *, drafting: bool) -> list[int]:
         costs = self._costs
         if costs is None:
             return [len(offer) for offer in offers]
@@ -183,9 +210,9 @@ class Speculator:
         return choose(
             offers,
             rows,
-            lambda tokens: costs.verify_ms(tokens) if tokens > rows else costs.plain_ms(rows),
+            lambda tokens: MARGIN * costs.verify_ms(tokens) if tokens > rows else costs.plain_ms(rows),
             costs.most_tokens - rows,
-            overhead_ms=costs.draft_ms(rows) if self._ahead else 0.0,
+            overhead_ms=costs.draft_ms(rows) if drafting else 0.0,
         )
 
     def _count(self, drafts: Proposal, accepted: int) -> None:
@@ -197,6 +224,8 @@ class Speculator:
         # What stood behind a wrong draft was never judged.
         for depth, confidence in enumerate(drafts.confidences[: accepted + 1], 1):
             self._calibration.record(_key(drafts), depth, confidence, depth <= accepted)
+            if drafts.drafter == MTP:
+                self._outlook.record(depth - 1, depth <= accepted)
 
 
 def _key(proposal: Proposal) -> str:

@@ -67,6 +67,7 @@ def time_steps(
         None if draft is None else StepCost([(count, max(ms, 0.0)) for count, ms in draft]),
         most_tokens=tokens[-1],
         most_rows=drafting_rows[-1],
+        whole_depth=padded,
     )
 
 

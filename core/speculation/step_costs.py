@@ -15,6 +15,7 @@ class StepCosts:
         draft: by rows, of drafting with the model; None = it has no drafter.
         most_tokens: query tokens of the largest step that may verify.
         most_rows: rows of it.
+        whole_depth: drafting always goes as deep as it can, as recorded steps do.
     """
 
     def __init__(
@@ -25,9 +26,11 @@ class StepCosts:
         *,
         most_tokens: int,
         most_rows: int,
+        whole_depth: bool = False,
     ) -> None:
         self.most_tokens = most_tokens
         self.most_rows = most_rows
+        self.whole_depth = whole_depth
         self._plain = plain
         self._verify = verify
         self._draft = draft

@@ -51,6 +51,7 @@ class _SetCosts(StepCosts):
 
     def __init__(self, per_token: float) -> None:
         self.most_tokens = self.most_rows = 256
+        self.whole_depth = False
         self._per_token = per_token
 
     def plain_ms(self, rows: int) -> float:

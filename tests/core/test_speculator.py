@@ -1,13 +1,13 @@
 """When speculation is tried and when it rests: by what steps cost, and by what there is to verify."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from headrace.core.launched import Chosen
 from headrace.core.plan import PlanRow, StepPlan
 from headrace.core.request import Request
 from headrace.core.speculation.ngram_drafter import NgramDrafter
-from headrace.core.speculation.pace import LONGEST_REST, PATIENCE, SHORTEST_REST, Pace
+from headrace.core.speculation.outlook import Outlook
+from headrace.core.speculation.pace import LONGEST_REST, SHORTEST_REST, Pace
 from headrace.core.speculation.proposal import Proposal
 from headrace.core.speculation.step_cost import StepCost
 from headrace.core.speculation.step_costs import StepCosts
@@ -49,10 +49,12 @@ def test_cheap_tokens_are_verified_and_dear_ones_are_not() -> None:
     assert not make_speculator(make_costs(200.0)).propose(requests).proposals
 
 
-def test_drafting_is_part_of_the_price() -> None:
+def test_the_model_drafts_where_that_pays_and_the_host_goes_on_without_it() -> None:
     requests = repeating(1)
-    assert make_speculator(make_costs(0.1, draft_ms=1.0), ahead=3).propose(requests).proposals
-    assert not make_speculator(make_costs(0.1, draft_ms=1000.0), ahead=3).propose(requests).proposals
+    cheap = make_speculator(make_costs(0.1, draft_ms=1.0), ahead=3).propose(requests)
+    dear = make_speculator(make_costs(0.1, draft_ms=1000.0), ahead=3).propose(requests)
+    assert (cheap.ahead, dear.ahead) == (3, 0)
+    assert cheap.proposals and dear.proposals
 
 
 def test_a_request_is_drafted_for_by_whom_it_allows() -> None:
@@ -104,38 +106,58 @@ def test_the_drafts_of_the_model_wait_for_the_tokens_they_were_made_behind() -> 
     assert not speculator.propose([request]).proposals
 
 
-def awake_steps(pace: Pace, steps: int, *, running: int = 10) -> Sequence[int]:
-    """In which of so many steps speculation was tried, none of which paid."""
+def awake_steps(pace: Pace, steps: int, *, gain: float, running: int = 10) -> list[int]:
+    """In which of so many steps speculation was tried, each of which gained so much."""
     tried = []
     for step in range(steps):
         if pace.awake(running):
             tried.append(step)
-            pace.keep_on(pays=False, running=running)
+            pace.record(gain, running)
     return tried
 
 
 def test_rests_become_longer_and_stay_bounded() -> None:
-    pace = Pace()
-    tried = awake_steps(pace, 4000)
-    gaps = [later - earlier - 1 for earlier, later in pairwise(tried)]
-    rests = [gap for gap in gaps if gap]
+    tried = awake_steps(Pace(), 8000, gain=0.6)
+    rests = [later - earlier - 1 for earlier, later in pairwise(tried) if later > earlier + 1]
     assert rests[:3] == [SHORTEST_REST, 2 * SHORTEST_REST, 4 * SHORTEST_REST]
     assert max(rests) == LONGEST_REST
-    assert len(tried) < 4000 * 2 * PATIENCE / LONGEST_REST
+    assert len(tried) < 40, "what gains nothing costs next to nothing"
 
 
-def test_a_shrunken_batch_ends_a_rest() -> None:
+def test_what_gains_goes_on_and_single_failures_do_not_end_it() -> None:
     pace = Pace()
-    awake_steps(pace, PATIENCE, running=100)
-    assert not pace.awake(76)
-    assert pace.awake(75)
+    assert len(awake_steps(pace, 50, gain=1.4)) == 50
+    assert len(awake_steps(pace, 1, gain=0.5)) == 1
+    assert len(awake_steps(pace, 50, gain=1.4)) == 50
 
 
 def test_success_shortens_the_next_rest() -> None:
     pace = Pace()
-    awake_steps(pace, 200)
+    awake_steps(pace, 400, gain=0.6)
     pace.wake()
-    assert pace.awake(10)
-    assert pace.keep_on(pays=True, running=10)
-    tried = awake_steps(pace, PATIENCE + SHORTEST_REST + 1)
-    assert tried == [*range(PATIENCE), PATIENCE + SHORTEST_REST]
+    awake_steps(pace, 50, gain=1.5)
+    tried = awake_steps(pace, 60, gain=0.2)
+    rests = [later - earlier - 1 for earlier, later in pairwise(tried) if later > earlier + 1]
+    assert rests[0] == SHORTEST_REST
+
+
+def test_looking_ahead_goes_as_far_as_it_pays() -> None:
+    outlook = Outlook(4)
+    assert outlook.depth(1, make_costs(0.01)) == 4
+    assert outlook.depth(1, make_costs(200.0)) == 0
+    assert outlook.depth(1, make_costs(0.01, draft_ms=1000.0)) == 0
+    few = outlook.depth(16, make_costs(0.5))
+    assert 0 < few < 4
+    for _ in range(200):
+        outlook.record(0, stood=False)
+    assert outlook.depth(1, make_costs(0.5, draft_ms=2.0)) == 0
+    for _ in range(40):
+        outlook.forget()
+    assert outlook.depth(1, make_costs(0.5, draft_ms=2.0)) > 0
+
+
+def test_a_shrunken_batch_ends_a_rest() -> None:
+    pace = Pace()
+    pace.rest(100)
+    assert not pace.awake(76)
+    assert pace.awake(75)
