@@ -55,14 +55,14 @@ def load_model(
         seed: of dummy weights.
         quantization: "fp8" = round the weights of products to 128x128 blocks, tensor by tensor.
         keep_fp8: whether such weights, rounded or found so, stay fp8 in memory, or are widened to `dtype`;
-            None = on a card.
+            None = on a card, unless `dtype` is float32, which asks for more digits than the kernels' activations carry.
         progress: called as tensors arrive.
 
     Raises:
         ConfigError: among them UnsupportedModel and CheckpointError; the message names key or tensor.
     """
     spec = read_spec(path)
-    keep = device.type == "cuda" if keep_fp8 is None else keep_fp8
+    keep = device.type == "cuda" and dtype.itemsize == 2 if keep_fp8 is None else keep_fp8
     storage = Fp8Storage(keep=keep, copies=keep and _affords_copies(spec, dtype, device))
     with torch.no_grad():
         if load_format == "dummy":
