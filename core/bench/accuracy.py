@@ -5,6 +5,7 @@ The same tokens go through the model in each format; the first is the measure of
 """
 
 import argparse
+import gc
 import json
 import math
 import sys
@@ -144,6 +145,9 @@ def measure(
             tally.add(logits, expected[i].to(device), torch.tensor(text, device=device))
         records.append(tally.record(path.name, name, formats[0], chunk, device))
         del model
+        # The next one needs its memory, which cycles keep until they are looked for.
+        gc.collect()
+        torch.cuda.empty_cache()
     return records
 
 
