@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.core.logit_rules import LogitRules, ids_on
 from headrace.core.request import Request
 from headrace.ipc.messages import Sampling
 from headrace.kernels.likeliest import likeliest
@@ -70,10 +71,7 @@ def draws(sampling: Sampling, *, exact: bool) -> bool:
 
 
 class Sampler:
-    """Sampling state of every slot.
-
-    The buffers of penalties, biases and minimum lengths are as wide as the vocabulary; each is made when the
-    first request needs it.
+    """Sampling state of every slot; penalties and the like are core/logit_rules.py's.
 
     Args:
         max_num_seqs: number of slots.
@@ -94,16 +92,8 @@ class Sampler:
         self._top_p = torch.ones(max_num_seqs, device=device)
         self._min_p = torch.zeros(max_num_seqs, device=device)
         self._seed = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self._penalties = torch.zeros(max_num_seqs, 3, device=device)  # presence, frequency, repetition
-        self._counts: Tensor | None = None  # [N, V] int32: how often each token is in the output
-        self._prompted: Tensor | None = None  # [N, V] bool: tokens of the prompt
-        self._bias: Tensor | None = None  # [N, V] float32
-        self._stops: Tensor | None = None  # [N, V] bool: tokens barred until `_earliest`
-        self._earliest = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._rules = LogitRules(max_num_seqs, vocab_size, device)
         self._random: set[int] = set()  # slots with a temperature
-        self._penalised: set[int] = set()
-        self._biased: set[int] = set()
-        self._delayed: set[int] = set()
         self._logprobs: dict[int, int] = {}  # slot -> number of alternatives
 
     def enter(self, slot: int, request: Request) -> None:
@@ -122,16 +112,11 @@ class Sampler:
         self._logprobs.pop(slot, None)
         if params.logprobs >= 0:
             self._logprobs[slot] = params.logprobs
-        self._enter_penalties(slot, request)
-        self._enter_bias(slot, params)
-        self._enter_minimum(slot, request)
+        self._rules.enter(slot, request)
 
     def is_plain(self, slots: Sequence[int]) -> bool:
         """No row asks for more than `choose` does."""
-        return all(
-            marks.isdisjoint(slots)
-            for marks in (self._penalised, self._biased, self._delayed, self._logprobs.keys())
-        )
+        return self._rules.leave_alone(slots) and self._logprobs.keys().isdisjoint(slots)
 
     def choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Choose the token at `positions` of each row, by temperature and cuts alone; safe in a CUDA graph.
@@ -163,12 +148,12 @@ class Sampler:
             positions: [S] int64, index within its sequence of the token to choose.
         """
         asked, raw = self._asked(logits, slot_list)
-        self._adjust(logits, slots, slot_list, positions, None)
+        self._rules.adjust(logits, slots, slot_list, positions, None)
         # On a card the recorded kernel chooses, so that ties fall alike in every step.
         greedy = not logits.is_cuda and self._random.isdisjoint(slot_list)
         tokens = likeliest(logits) if greedy else self.choose(logits, slots, positions)
-        if self._counts is not None and not self._penalised.isdisjoint(slot_list):
-            self._counts[slots, tokens.clamp(min=0)] += 1
+        if self._rules.counts_for(slot_list):
+            self._rules.said(slots, tokens.clamp(min=0), torch.ones_like(tokens, dtype=torch.int32))
         return Sampled(tokens, self._logprobs_of(raw, tokens, asked, slot_list))
 
     def verify(
@@ -179,7 +164,7 @@ class Sampler:
         Arguments as of `sample`, by position; a row's positions have one slot and follow each other.
         """
         asked, raw = self._asked(logits, slot_list)
-        self._adjust(logits, slots, slot_list, positions, drafts)
+        self._rules.adjust(logits, slots, slot_list, positions, (drafts.tokens, drafts.depths))
         if not logits.is_cuda and self._random.isdisjoint(slot_list):
             tokens = likeliest(logits)
             # A row's last position has no draft, and a NaN no token: both are -1.
@@ -187,10 +172,10 @@ class Sampler:
             found = Verified(tokens, leading(right, drafts.starts))
         else:
             found = self.check(logits, slots, positions, drafts)
-        if self._counts is not None and not self._penalised.isdisjoint(slot_list):
+        if self._rules.counts_for(slot_list):
             owner = torch.repeat_interleave(drafts.starts.diff(), output_size=len(slot_list))
             said = (drafts.depths <= found.accepted[owner]) & (found.tokens >= 0)
-            self._counts.index_put_((slots, found.tokens.clamp(min=0)), said.int(), accumulate=True)
+            self._rules.said(slots, found.tokens.clamp(min=0), said.int())
         logprobs = self._logprobs_of(raw, found.tokens, asked, slot_list)
         return Sampled(found.tokens, logprobs, found.accepted)
 
@@ -244,52 +229,10 @@ class Sampler:
         own = probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         return Guess(tokens, torch.where(freely, probs.amax(-1), own), probs)
 
-    def _enter_penalties(self, slot: int, request: Request) -> None:
-        params = request.sampling
-        self._penalised.discard(slot)
-        if not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1):
-            return
-        if self._counts is None or self._prompted is None:
-            self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-            self._prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        self._penalised.add(slot)
-        penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
-        self._penalties[slot].copy_(_send(torch.tensor(penalties), self._device))
-        self._prompted[slot].zero_()
-        prompt = _ids(request.token_ids[: request.prompt_len], self._device)
-        self._prompted[slot].index_fill_(0, prompt, True)
-        output = _ids(request.output_ids, self._device)
-        self._counts[slot].zero_()
-        # Not bincount, which waits for the card to learn its own length.
-        self._counts[slot].scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-
-    def _enter_bias(self, slot: int, params: Sampling) -> None:
-        self._biased.discard(slot)
-        if not params.logit_bias:
-            return
-        if self._bias is None:
-            self._bias = torch.zeros(self._shape, device=self._device)
-        self._biased.add(slot)
-        ids, values = zip(*params.logit_bias, strict=True)
-        self._bias[slot].zero_()
-        self._bias[slot].index_copy_(0, _ids(ids, self._device), _send(torch.tensor(values), self._device))
-
-    def _enter_minimum(self, slot: int, request: Request) -> None:
-        params = request.sampling
-        self._delayed.discard(slot)
-        if not params.min_tokens or not params.stop_token_ids:
-            return
-        if self._stops is None:
-            self._stops = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-        self._delayed.add(slot)
-        self._stops[slot].zero_()
-        self._stops[slot].index_fill_(0, _ids(params.stop_token_ids, self._device), True)
-        self._earliest[slot].fill_(request.prompt_len + params.min_tokens)
-
     def _asked(self, logits: Tensor, slot_list: Sequence[int]) -> tuple[tuple[int, ...], Tensor | None]:
         """Who wants log-probabilities, and a copy of their logits before any rule."""
         asked = tuple(row for row, slot in enumerate(slot_list) if slot in self._logprobs)
-        return asked, logits[_ids(asked, self._device)] if asked else None
+        return asked, logits[ids_on(asked, self._device)] if asked else None
 
     def _logprobs_of(
         self, raw: Tensor | None, tokens: Tensor, asked: tuple[int, ...], slot_list: Sequence[int]
@@ -297,53 +240,7 @@ class Sampler:
         if raw is None:
             return None
         most = max(self._logprobs[slot_list[row]] for row in asked)
-        return _logprobs(raw, tokens[_ids(asked, self._device)], asked, most)
-
-    def _adjust(
-        self,
-        logits: Tensor,
-        slots: Tensor,
-        slot_list: Sequence[int],
-        positions: Tensor,
-        drafts: Drafts | None,
-    ) -> None:
-        """Apply penalties, biases and minimum lengths to the rows that have them, in place."""
-        rows = [row for row, slot in enumerate(slot_list) if slot in self._penalised]
-        if rows:
-            assert self._counts is not None
-            assert self._prompted is not None
-            at = _ids(rows, self._device)
-            held = slots[at]
-            presence, frequency, repetition = self._penalties[held].unsqueeze(-1).unbind(1)
-            counts, part = self._counts[held], logits[at]
-            if drafts is not None:
-                counts = counts + _drafted_before(drafts, rows, self._shape[1])
-            seen = (counts > 0) | self._prompted[held]
-            part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
-            logits[at] = part - presence * (counts > 0) - frequency * counts
-        rows = [row for row, slot in enumerate(slot_list) if slot in self._biased]
-        if rows:
-            assert self._bias is not None
-            at = _ids(rows, self._device)
-            logits[at] += self._bias[slots[at]]
-        rows = [row for row, slot in enumerate(slot_list) if slot in self._delayed]
-        if rows:
-            assert self._stops is not None
-            at = _ids(rows, self._device)
-            held = slots[at]
-            barred = self._stops[held] & (positions[at] < self._earliest[held]).unsqueeze(-1)
-            logits[at] = logits[at].masked_fill(barred, float("-inf"))
-
-
-def _drafted_before(drafts: Drafts, rows: Sequence[int], vocab_size: int) -> Tensor:
-    """[P, V] int32: how often each token is among the drafts before each of the P positions `rows`."""
-    said = torch.zeros(len(drafts.tokens) + 1, vocab_size, dtype=torch.int32, device=drafts.tokens.device)
-    places = torch.arange(1, len(said), device=said.device)
-    said[places, drafts.tokens.clamp(min=0)] = (drafts.tokens >= 0).int()
-    # A running sum over all positions; what it was at a row's first one belongs to the rows before.
-    said = said.cumsum(0, dtype=torch.int32)
-    at = _ids(rows, said.device)
-    return said[at] - said[at - drafts.depths[at]]
+        return _logprobs(raw, tokens[ids_on(asked, self._device)], asked, most)
 
 
 def _logprobs(raw: Tensor, tokens: Tensor, rows: tuple[int, ...], count: int) -> LogprobRows:
@@ -351,12 +248,3 @@ def _logprobs(raw: Tensor, tokens: Tensor, rows: tuple[int, ...], count: int) ->
     chosen = values.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     top = values.topk(min(count, values.shape[-1]), dim=-1)
     return LogprobRows(rows, chosen, top.indices, top.values)
-
-
-def _ids(ids: Sequence[int], device: torch.device) -> Tensor:
-    return _send(torch.tensor(ids, dtype=torch.int64), device)
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    # From pinned memory the copy does not wait; torch keeps the pages until it is done.
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
