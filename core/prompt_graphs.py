@@ -149,7 +149,7 @@ class PromptGraphs:
     def _key(self, inputs: StepInputs) -> _Key | None:
         """The smallest recorded step that these inputs fit."""
         tokens, singles = inputs.num_tokens, inputs.num_decodes
-        if inputs.short is not None or inputs.ahead or tokens > self._sizes[-1] or singles > self._singles:
+        if inputs.short is not None or tokens > self._sizes[-1] or singles > self._singles:
             return None
         if not 0 < len(inputs.context_lens) - singles <= LONG_ROWS:
             return None
