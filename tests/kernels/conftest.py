@@ -1,16 +1,11 @@
-"""Kernel tests: Triton's interpreter where no card is, outputs poisoned, random numbers repeatable."""
+"""Kernel tests: outputs poisoned, random numbers repeatable."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-# Read by triton.jit when a kernel's module is imported, which the operations put off until they need it.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
