@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.paged_plan import PagedPlan
 
 MAX_SPLITS = 64
@@ -145,7 +145,7 @@ def _merge_kernel(
     start = tl.load(query_starts_ptr + i_row)
     end = tl.load(query_starts_ptr + i_row + 1)
     context = tl.load(context_lens_ptr + i_row)
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     used = tl.cdiv(context, split_length(context, num_splits, fixed, least, BLOCK_N))
     if (token >= end - start) | (used <= 1):
         return

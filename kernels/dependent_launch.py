@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-EARLY = tl.constexpr(False)
-
 
 @triton.jit
 def wait_and_release(PDL: tl.constexpr):
@@ -20,22 +18,6 @@ def wait_and_release(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def release_and_wait(PDL: tl.constexpr):
-    """Let the next launch begin, then wait until the one ahead is done.
-
-    For kernels that leave the memory idle: what the launches behind ask for is under way the longer. Not where the
-    next one reads, before it waits, what the one ahead writes.
-    """
-    if PDL:
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
-        else:
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
 
 
 def dependent(x: Tensor) -> dict[str, Any]:

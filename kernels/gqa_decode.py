@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.attention_split import Tiling, make_splits, merge_parts, split_length, store_part
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 
 
@@ -65,7 +65,7 @@ def _gqa_decode_kernel(
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     if i_tile * BLOCK_M >= num_tokens * GROUP:
         return
     length = split_length(context, num_splits, fixed, least, BLOCK_N)

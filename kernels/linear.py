@@ -1,7 +1,7 @@
 """Matrix products with a weight stored as Hugging Face stores it, rows = outputs. Called by the model layers.
 
 A weight is a tensor, or fp8 with a scale for each 128x128 block. On a card one token takes a kernel that streams
-the weight (kernels/linear_one.py, linear_one_fp8.py), a few kernels/linear_few.py; more take the vendor's product,
+the weight (kernels/linear_one.py, linear_one_fp8.py); more take the vendor's product,
 or kernels/linear_fp8.py.
 """
 
@@ -59,10 +59,6 @@ def _linear_cuda(x: Tensor, weight: Tensor | Fp8Weight, residual: Tensor | None)
         if weight.wide is None or beats_wide(x.shape[0], *weight.shape):
             return linear_fp8(x, weight, residual)
         weight = weight.wide
-    from headrace.kernels.linear_few import launch_linear_few, takes_few
-
-    if takes_few(x, weight):
-        return launch_linear_few(x, weight, residual)
     if residual is not None:
         return residual.addmm_(x, weight.t())
     return F.linear(x, weight)

@@ -11,12 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.ahead import ask_for
 from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 _MAX_BLOCK_K = 1024
-ASK = tl.constexpr(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,6 @@ def _linear_one_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
     NORM: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
@@ -53,11 +50,6 @@ def _linear_one_kernel(
     n_mask = offs_n < N
     p_w = w_ptr + offs_n.to(tl.int64)[:, None] * w_stride + offs_k[None, :]
     b_w = tl.load(p_w, mask=n_mask[:, None] & (offs_k < K)[None, :], other=0.0)
-    if PDL and ASK:
-        # What does not fit in registers is asked for too; a line holds 64 numbers of two bytes.
-        offs_line = BLOCK_K + 64 * tl.arange(0, LINES)
-        p_line = w_ptr + offs_n.to(tl.int64)[:, None] * w_stride + offs_line[None, :]
-        ask_for(p_line, n_mask[:, None] & (offs_line < K)[None, :])
     wait_and_release(PDL)
     b_x = tl.load(x_ptr + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)
     # Every program reads the whole token: the norm's divisor costs it no load, and its sums are divided at the end.
@@ -117,7 +109,6 @@ def launch_linear_one(
         BLOCK_N=tuning.block_n,
         BLOCK_K=tuning.block_k,
         STAGES=tuning.num_stages,
-        LINES=triton.next_power_of_2(max(triton.cdiv(K - tuning.block_k, 64), 1)),
         NORM=norm is not None,
         ADD=add_to is not None,
         num_warps=tuning.num_warps,

@@ -20,7 +20,7 @@ from headrace.kernels.attention_split import (
     store_part,
     whole_context,
 )
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.online_softmax import LOG2_E, add_scores
 from headrace.kernels.paged_plan import PagedPlan
 
@@ -74,7 +74,7 @@ def _mla_attention_kernel(
     start = tl.load(query_starts_ptr + i_row)
     num_tokens = tl.load(query_starts_ptr + i_row + 1) - start
     context = tl.load(context_lens_ptr + i_row)
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     if i_tile * BLOCK_M >= num_tokens * H:
         return
     length = split_length(context, num_splits, fixed, least, BLOCK_N)

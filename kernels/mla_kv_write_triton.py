@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 
@@ -25,7 +25,7 @@ def _mla_kv_write_kernel(
     INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     p_in = kv_ptr + i_t * kv_stride
     p_out = cache_ptr + tl.load(slots_ptr + i_t) * (C + R)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.attention_split import Splits, Tiling, split_length
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 
 _PARTS = 8  # read at a time
 _COLUMNS = 32  # of a program
@@ -51,7 +51,7 @@ def _merge_value_kernel(
     o_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     p_up = value_up_ptr + (i_head * C + o_c)[:, None] * V + o_v[None, :]
     b_up = tl.load(p_up, mask=(o_v < V)[None, :], other=0.0)
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     if token >= end - start:
         return
     head_at = (start + token).to(tl.int64) * H + i_head

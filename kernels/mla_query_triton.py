@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _mla_query_kernel(
     p_out = out_ptr + (o_t.to(tl.int64) * tl.num_programs(1) + i_h)[:, None] * (C + R)
     # The last program of a head rotates; the others each make some columns of the product.
     if i_c == tl.num_programs(0) - 1:
-        release_and_wait(PDL)
+        wait_and_release(PDL)
         o_r = tl.arange(0, R)[None, :]
         b_turning = tl.load(p_q + N + o_r, mask=rows, other=0.0).to(tl.float32)
         p_rotation = rotation_ptr + (o_t.to(tl.int64) * R)[:, None] + o_r
@@ -59,7 +59,7 @@ def _mla_query_kernel(
         columns = (o_c < C)[None, :]
         p_up = key_up_ptr + (i_h * N + o_n)[:, None] * C + o_c[None, :]
         b_up = tl.load(p_up, mask=(o_n < N)[:, None] & columns, other=0.0)
-        release_and_wait(PDL)
+        wait_and_release(PDL)
         b_q = tl.load(p_q + o_n[None, :], mask=rows & (o_n < N)[None, :], other=0.0)
         out = tl.dot(b_q, b_up, input_precision="ieee")
         tl.store(p_out + o_c[None, :], out.to(out_ptr.dtype.element_ty), mask=rows & columns)

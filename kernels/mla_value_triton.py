@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -34,7 +34,7 @@ def _mla_value_kernel(
     for c in tl.static_range(0, C, BLOCK_C):
         p_up = value_up_ptr + (i_h * C + c + o_c)[:, None] * V + o_v[None, :]
         ups = ups + (tl.load(p_up, mask=(c + o_c < C)[:, None] & columns, other=0.0),)
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     head_at = (o_t.to(tl.int64) * H + i_h)[:, None]
     acc = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
     for i in tl.static_range(len(ups)):

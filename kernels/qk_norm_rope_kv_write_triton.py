@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dependent_launch import dependent, release_and_wait
+from headrace.kernels.dependent_launch import dependent, wait_and_release
 from headrace.kernels.rms_norm import NormWeight
 
 _HEADS_PER_PROGRAM = 8
@@ -30,7 +30,7 @@ def _qk_norm_rope_kv_write_kernel(
     INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    release_and_wait(PDL)
+    wait_and_release(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = D // 2
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

@@ -21,7 +21,6 @@ from headrace.kernels.experts_tiles import TileTuning, launch_combine, launch_do
 from headrace.kernels.fp8_block import Fp8Weight
 from headrace.kernels.fp8_tiles import Fp8Rows, Fp8Tuning, launch_fp8_tiles
 from headrace.kernels.linear import linear, linear_add, norm_linear
-from headrace.kernels.linear_few import FewTuning, launch_linear_few
 from headrace.kernels.linear_one import OneTuning, launch_linear_one
 from headrace.kernels.random_uniform import FRACTION_BITS
 from headrace.kernels.rms_norm import NormWeight, add_rms_norm
@@ -87,11 +86,6 @@ def sweep() -> list[KernelCase]:
     for n, k, stages in product((2, 4, 8), (512, 1024, 2048), (2, 4)):
         found.append(_one("qkv", 5120, 2048, OneTuning(n, k, 4, stages)))
         found.append(_one("o", 2048, 4096, OneTuning(n, k, 4, stages)))
-    for (label, rows, cols), (n, k, stages) in product(
-        (("qkv", 5120, 2048), ("o", 2048, 4096), ("down", 3648, 2048)),
-        ((16, 256, 5), (16, 512, 4), (32, 256, 5), (32, 512, 3), (64, 128, 6)),
-    ):
-        found.append(_few(label, rows, cols, FewTuning(n, k, 4, stages)))
     pairs = (
         ((4, 1), (4, 4)),
         ((4, 2), (4, 4)),
@@ -166,21 +160,6 @@ def _one(label: str, rows: int, cols: int, t: OneTuning) -> KernelCase:
 
     name = f"sweep {label} bf16 T=1 n{t.block_n} k{t.block_k} w{t.num_warps} s{t.num_stages}"
     return KernelCase(name, rows * cols * 2, 2 * rows * cols, calls)
-
-
-def _few(label: str, rows: int, cols: int, t: FewTuning) -> KernelCase:
-    """Eight tokens, added in place."""
-
-    def calls(count: int) -> Sequence[Call]:
-        found: list[Call] = []
-        for _ in range(count):
-            weight = _weight(rows, cols, False)
-            assert isinstance(weight, Tensor)
-            found.append(partial(launch_linear_few, _random(8, cols), weight, _random(8, rows), t))
-        return found
-
-    name = f"sweep few {label} T=8 n{t.block_n} k{t.block_k} s{t.num_stages}"
-    return KernelCase(name, rows * cols * 2, 16 * rows * cols, calls)
 
 
 def _fp8_dense(tokens: int, rows: int, cols: int, t: Fp8Tuning) -> KernelCase:

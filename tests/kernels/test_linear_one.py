@@ -40,21 +40,6 @@ def test_streaming_product(dtype: torch.dtype, device: torch.device) -> None:
     assert_close("added", found, expected)
 
 
-@pytest.mark.parametrize("tokens", [2, 7, 16])
-def test_product_of_a_few_tokens(tokens: int, device: torch.device) -> None:
-    from headrace.kernels.linear_few import FewTuning, launch_linear_few
-
-    x, weight, _ = make(tokens, 70, 300, torch.float16, device, fp8=False)
-    assert isinstance(weight, torch.Tensor)
-    tuning = FewTuning(block_n=16, block_k=128, num_warps=4, num_stages=2)
-    assert_close("plain", launch_linear_few(x, weight, None, tuning), linear_ref(x, weight))
-    residual = normal(tokens, 70, dtype=torch.float16, device=device)
-    expected = residual.float() + linear_ref(x.float(), widen(weight))
-    found = launch_linear_few(x, weight, residual, tuning)
-    assert found is residual
-    assert_close("added", found.float(), expected, torch.float16)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
 @pytest.mark.parametrize("shape", [(5120, 2048), (2048, 4096), (3648, 2048), (999, 1001)], ids=str)
