@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -74,6 +74,7 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
         ConfigError: a setting does not fit this machine or checkpoint, or the checkpoint is broken.
     """
     device = _device(config.model.device)
+    config = replace(config, speculation=config.speculation.for_device(card=device.type == "cuda"))
     torch.set_num_threads(config.engine.threads or _threads(config))
     dtype = _dtype(config.model.dtype, device)
     path = Path(config.model.path)
@@ -124,7 +125,9 @@ def build(config: Config, progress: Callable[[int, int], None] | None = None) ->
 def assemble(config: Config, model: Model, *, overlap: bool) -> Built:
     """The engine around a model that is loaded already. See Engine for `overlap`."""
     model = _in_form(config.engine, model)
-    limits = config.scheduler.for_device(card=model.device.type == "cuda")
+    card = model.device.type == "cuda"
+    limits = config.scheduler.for_device(card=card)
+    config = replace(config, speculation=config.speculation.for_device(card=card))
     max_model_len = _max_model_len(config.model.max_model_len, model.spec.max_position)
     num_blocks = _num_blocks(config, model) or _blocks_left(config, model, limits, max_model_len)
     parts = _wire(config, model, limits, num_blocks, max_model_len, overlap=overlap)

@@ -14,7 +14,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 FormatName = Literal["safetensors", "dummy"]
 QuantizationName = Literal["", "fp8"]
-DraftersName = Literal["auto", "mtp", "ngram", "off"]
+DraftersName = Literal["default", "auto", "mtp", "ngram", "off"]
 LevelName = Literal["debug", "info", "warning", "error"]
 
 EngineName = Literal["core", "synthetic"]
@@ -93,7 +93,8 @@ Speculate = Annotated[
     DraftersName,
     Option(
         metavar="DRAFTER",
-        help="mtp = the checkpoint's own, ngram = look-up in the text, auto = both, off.",
+        help="mtp = the checkpoint's own, ngram = look-up in the text, auto = both, off; "
+        "default = auto on a CPU, off on a card.",
         rich_help_panel=BATCH,
     ),
 ]

@@ -12,7 +12,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["safetensors", "dummy"]
 Quantization = Literal["", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
-Drafters = Literal["auto", "mtp", "ngram", "off"]
+Drafters = Literal["default", "auto", "mtp", "ngram", "off"]
 
 
 class ConfigError(ValueError):
@@ -86,9 +86,15 @@ class EngineConfig:
 class SpeculationConfig:
     """Speculative decoding. Which drafters a request may use of these is its own choice."""
 
-    drafters: Drafters = "auto"  # auto = whatever the checkpoint allows
+    drafters: Drafters = "default"  # auto = whatever the checkpoint allows; default: see for_device
     draft_tokens: int = 3  # that the model's own drafter looks ahead
     model: str = ""  # folder of an EAGLE head, to be the model's own drafter; empty = the checkpoint's MTP
+
+    def for_device(self, *, card: bool) -> "SpeculationConfig":
+        """With the default named: `auto` on a CPU, where it was measured to pay, `off` on a card."""
+        if self.drafters != "default":
+            return self
+        return replace(self, drafters="off" if card else "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
