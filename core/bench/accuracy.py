@@ -21,6 +21,7 @@ from torch import Tensor
 from headrace.config import ConfigError, LoadFormat, Quantization, embedded_model
 from headrace.core.batch import Batch
 from headrace.core.bench.record import card, commit, versions
+from headrace.core.bench.workload import read_tokens
 from headrace.core.models.base import Model
 from headrace.core.weights import load_model
 
@@ -162,19 +163,6 @@ def text_logits(model: Model, text: Sequence[int], chunk: int) -> Tensor:
             for start in range(0, len(text), size)
         ]
     )
-
-
-def read_tokens(path: Path) -> list[list[int]]:
-    """A JSON list of texts, each a list of token ids.
-
-    Raises:
-        ConfigError: the file holds something else.
-    """
-    try:
-        texts = json.loads(path.read_text())
-        return [[int(token) for token in text] for text in texts if len(text) > 1]
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"--tokens: {path} is no JSON list of lists of token ids: {error}") from error
 
 
 class _Tally:

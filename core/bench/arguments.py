@@ -22,7 +22,7 @@ from headrace.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from headrace.core.bench.workload import DecodeShape, PrefillShape
+from headrace.core.bench.workload import DecodeShape, PrefillShape, read_tokens
 from headrace.core.hf_config import read_spec
 
 # As the published comparison has it. Longer contexts widen every block table.
@@ -70,7 +70,7 @@ def parse(argv: Sequence[str], description: str | None) -> BenchPlan:
     engines = product(found.model or [""], found.dtype)
     return BenchPlan(
         configs=tuple(_config(found, model, dtype) for model, dtype in engines),
-        decode=DecodeShape(*found.prompt_tokens, *found.outputs),
+        decode=replace(DecodeShape(*found.prompt_tokens, *found.outputs), given=_given(found.tokens)),
         batches=found.batches,
         prefills=found.prefill,
         trace=found.trace,
@@ -126,6 +126,9 @@ def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
         "--batches", type=_numbers, default=(1, 8, 32), help="decode, comma-separated (1,8,32); '' = none"
     )
     parser.add_argument("--prompt-tokens", type=_numbers, default=(128, 512), help="shortest,longest")
+    parser.add_argument(
+        "--tokens", type=Path, help="prompts instead of random ones: JSON list of lists of token ids"
+    )
     parser.add_argument("--outputs", type=_numbers, default=(32, 256), help="the two output lengths")
     parser.add_argument(
         "--prefill", type=_prefills, default=(), help="prompts x tokens, comma-separated (32x4096,1x512)"
@@ -138,6 +141,10 @@ def _add_measurement_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", choices=("transformers",), help="measure it in the same run, at batch 1")
     parser.add_argument("--record", type=Path, default=Path("loadtest/results/engine.jsonl"))
     parser.add_argument("--commit", default="", help="what is measured, where there is no git to ask")
+
+
+def _given(path: Path | None) -> tuple[tuple[int, ...], ...]:
+    return () if path is None else tuple(tuple(text) for text in read_tokens(path))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

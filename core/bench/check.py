@@ -3,7 +3,7 @@
 Knows the engine only by its public methods.
 """
 
-from headrace.core.bench.workload import DecodeShape, random_prompts, run_all
+from headrace.core.bench.workload import DecodeShape, draw_prompts, run_all
 from headrace.core.engine import Engine
 from headrace.core.request import Request
 from headrace.ipc.messages import Sampling
@@ -29,7 +29,7 @@ def check_decode(engine: Engine, vocab_size: int, tolerance: float) -> None:
     Raises:
         WrongAnswer: names the prompt, the position and the difference.
     """
-    prompts = random_prompts(PROMPTS, SHAPE, vocab_size, seed=12345)
+    prompts = draw_prompts(PROMPTS, SHAPE, vocab_size, seed=12345)
     outputs = run_all(engine, prompts, OUTPUTS)
     for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         for position, token in enumerate(output):

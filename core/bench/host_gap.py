@@ -27,7 +27,7 @@ from headrace.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from headrace.core.bench.workload import DecodeShape, random_prompts
+from headrace.core.bench.workload import DecodeShape, draw_prompts
 from headrace.core.build import Built, build
 from headrace.core.launched import Launched
 from headrace.core.request import Request
@@ -103,7 +103,7 @@ def measure(built: Built, batch: int, steps: int) -> tuple[str, ...]:
     watch = _watched(built)
     shape = DecodeShape(128, 512, 0, 0)
     sampling = Sampling(max_tokens=steps + SETTLING, temperature=0.0)
-    for index, prompt in enumerate(random_prompts(batch, shape, built.model.spec.vocab_size, seed=batch)):
+    for index, prompt in enumerate(draw_prompts(batch, shape, built.model.spec.vocab_size, seed=batch)):
         built.engine.submit(Request(f"gap-{batch}-{index}", prompt, sampling))
     gc.collect()
     gc.freeze()

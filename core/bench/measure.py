@@ -75,7 +75,7 @@ class Measurement:
         times = time_decode(engine, self._vocab_size, batch, shape, plan.repeats)
         profile = self._profile_decode(batch) if plan.profile else None
         size = self._yardstick.decode_bytes(batch, shape)
-        workload = self._workload("decode", batch, (shape.shortest + shape.longest) / 2, shape.many)
+        workload = self._workload("decode", batch, shape.mean_prompt, shape.many)
         record = self._record(
             workload,
             times,

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.core.bench.workload import DecodeShape, StepTimes, random_prompts, time_difference
+from headrace.core.bench.workload import DecodeShape, StepTimes, draw_prompts, time_difference
 from headrace.core.safetensors_index import open_checkpoint
 from headrace.core.weights import FP8, SCALE_SUFFIX
 from headrace.kernels.fp8_block import fp8_block_dequantize
@@ -69,7 +69,7 @@ def time_peer(model: Any, vocab_size: int, shape: DecodeShape, repeats: int, see
     """Time one decode step at batch 1, by the method of `time_decode`."""
 
     def run(num_output: int, seed: int) -> None:
-        (prompt,) = random_prompts(1, shape, vocab_size, seed)
+        (prompt,) = draw_prompts(1, shape, vocab_size, seed)
         peer_tokens(model, prompt, num_output)
 
     return time_difference(run, shape, repeats, seed)

@@ -21,12 +21,20 @@ from headrace.ipc.messages import Sampling
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """Prompt lengths are drawn evenly from shortest..longest."""
+    """Random prompts, their lengths drawn evenly from shortest..longest, or given ones, taken in turn."""
 
     shortest: int = 128
     longest: int = 512
     few: int = 32  # output tokens of the short run
     many: int = 256  # of the long one
+    given: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens."""
+        if self.given:
+            return sum(map(len, self.given)) / len(self.given)
+        return (self.shortest + self.longest) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +62,30 @@ class StepTimes:
     largest: float
 
 
-def random_prompts(count: int, shape: DecodeShape, vocab_size: int, seed: int) -> list[list[int]]:
-    """Prompts of uniformly random tokens; equal arguments give equal prompts."""
+def draw_prompts(count: int, shape: DecodeShape, vocab_size: int, seed: int) -> list[list[int]]:
+    """Prompts of uniformly random tokens, or of those given; equal arguments give equal prompts."""
+    if shape.given:
+        # Two runs that are compared have neighbouring seeds: an even one and the odd one behind it.
+        first = seed // 2 * count
+        return [list(shape.given[(first + index) % len(shape.given)]) for index in range(count)]
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shape.shortest, shape.longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def read_tokens(path: Path) -> list[list[int]]:
+    """Read a JSON list of texts, each a list of token ids; texts of fewer than two tokens are left out.
+
+    Raises:
+        ConfigError: it cannot be read, is something else, or has no text.
+    """
+    try:
+        texts = [[int(token) for token in text] for text in json.loads(path.read_text()) if len(text) > 1]
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"--tokens: {path} is no JSON list of lists of token ids: {error}") from error
+    if not texts:
+        raise ConfigError(f"--tokens: {path} has no text of at least two tokens")
+    return texts
 
 
 def read_trace(path: Path) -> Trace:
@@ -108,7 +135,7 @@ def time_decode(
     """Time one decode step of `batch` requests. Every run has prompts of its own, so no prefix is cached."""
 
     def run(num_output: int, seed: int) -> None:
-        run_all(engine, random_prompts(batch, shape, vocab_size, seed), num_output)
+        run_all(engine, draw_prompts(batch, shape, vocab_size, seed), num_output)
 
     return time_difference(run, shape, repeats, seed)
 
@@ -154,7 +181,7 @@ def time_trace(engine: Engine, vocab_size: int, trace: Trace, repeats: int, seed
 
 def enter_decode(engine: Engine, vocab_size: int, batch: int, shape: DecodeShape) -> list[Request]:
     """Bring `batch` requests to where each step decodes all of them; they go on to `shape.many` outputs."""
-    prompts = random_prompts(batch, shape, vocab_size, seed=77)
+    prompts = draw_prompts(batch, shape, vocab_size, seed=77)
     requests = [_request(index, prompt, shape.many) for index, prompt in enumerate(prompts)]
     for request in requests:
         engine.submit(request)

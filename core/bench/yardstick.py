@@ -73,4 +73,4 @@ class Yardstick:
 
 
 def _mean_context(shape: DecodeShape) -> float:
-    return (shape.shortest + shape.longest) / 2 + (shape.few + shape.many) / 2
+    return shape.mean_prompt + (shape.few + shape.many) / 2

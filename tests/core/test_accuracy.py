@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from headrace.config import ConfigError
-from headrace.core.bench.accuracy import measure, read_tokens, text_logits
+from headrace.core.bench.accuracy import measure, text_logits
+from headrace.core.bench.workload import read_tokens
 from headrace.core.weights import load_model
 from tests.core.ragged import error_of_scale, random_tokens, whole
 

@@ -15,7 +15,7 @@ from headrace.core.bench.flops import attention_flops, parameters, product_flops
 from headrace.core.bench.published import CARD, Workload, published
 from headrace.core.bench.step_profile import KernelShare, StepProfile, kind_of, profile_table
 from headrace.core.bench.synthetic import Coins
-from headrace.core.bench.workload import read_trace
+from headrace.core.bench.workload import draw_prompts, read_trace
 from headrace.core.hf_config import read_spec
 from headrace.core.model_spec import MlaSpec, MoeSpec
 from headrace.core.sampler import Drafts
@@ -55,6 +55,18 @@ def test_models_and_dtypes_make_one_engine_each(small_path: Path) -> None:
     assert config.scheduler.max_num_seqs == 64
     assert not config.cache.prefix_cache, "a cached prefix would make a prefill vanish"
     assert config.model.max_model_len == read_spec(small_path).max_position, "shorter than the default"
+
+
+def test_given_prompts_are_taken_in_turn_and_both_runs_of_a_pair_have_the_same(
+    small_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text("[[1, 2], [3, 4, 5], [6, 7, 8, 9]]")
+    shape = parse(["--model", str(small_path), "--tokens", str(path)], None).decode
+    assert shape.mean_prompt == 3
+    short, long_run = (draw_prompts(2, shape, vocab_size=10, seed=seed) for seed in (2, 3))
+    assert short == long_run == [[6, 7, 8, 9], [1, 2]]
+    assert draw_prompts(2, shape, vocab_size=10, seed=4) == [[3, 4, 5], [6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[3]", "[[1, 2, 3]]", '[["a", 2]]'])
