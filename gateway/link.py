@@ -3,9 +3,10 @@
 Knows no routing and no HTTP. The dispatcher owns one per engine address; the socket's callbacks end here.
 """
 
+import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_STREAM = 2**32 - 1  # stream numbers are uint32 on the wire
 MUTED = ("abort", "error")  # outcomes after which the listener hears nothing
+# Rows of a step between two turns of the loop, so that the first tokens are on the wire before the last are looked at.
+SLICE = 64
 
 
 class Socket(Protocol):
@@ -77,6 +80,7 @@ class EngineLink:
         self._next_stream = 0
         self._last_step_at = -1.0  # never equal to a handle's 0.0
         self._own_at_load = 0
+        self._walk: Iterator[None] | None = None  # of a step whose last rows still wait for their turn
         self._socket = connect(address, self.on_message, self.on_state)
 
     def start(self) -> None:
@@ -84,6 +88,7 @@ class EngineLink:
 
     def close(self) -> None:
         self._socket.close()
+        self._catch_up()
         self._drop_all("the gateway is closing")
 
     @property
@@ -143,6 +148,7 @@ class EngineLink:
         if (state, reason) != (self.state, self.reason):
             log.info("engine %d (%s): %s%s", self.index, self.address, state, f", {reason}" if reason else "")
         self.state, self.reason = state, reason
+        self._catch_up()
         if state not in ("ready", "draining"):
             self.load = None
             self._own_at_load = 0
@@ -150,9 +156,11 @@ class EngineLink:
 
     def on_message(self, message: ToGateway) -> None:
         """Whatever the engine sends, in order."""
+        self._catch_up()
         match message:
             case Tokens():
-                self._on_tokens(message)
+                self._walk = self._rows(message)
+                self._go_on(self._walk)
             case Load():
                 self.load = message
                 self._own_at_load = self.num_streams
@@ -165,8 +173,24 @@ class EngineLink:
         if self._unsent:
             self._flush()
 
-    def _on_tokens(self, message: Tokens) -> None:
-        """Walk the rows of one step. This loop is the gateway's hot path: nothing per token but the slice."""
+    def _go_on(self, walk: Iterator[None]) -> None:
+        """Walk the next rows of a step, unless they were walked because something newer came."""
+        if walk is not self._walk:
+            return
+        for _ in walk:
+            asyncio.get_running_loop().call_soon(self._go_on, walk)
+            return
+        self._walk = None
+
+    def _catch_up(self) -> None:
+        """Walk what is left of a step at once: a gateway that is behind must not fall further behind."""
+        walk, self._walk = self._walk, None
+        if walk is not None:
+            for _ in walk:
+                pass
+
+    def _rows(self, message: Tokens) -> Iterator[None]:
+        """Walk the rows of one step, in slices. The gateway's hot path: nothing per token but the slice of ids."""
         now = monotonic()
         previous, self._last_step_at = self._last_step_at, now
         streams = memoryview(message.streams).cast("I").tolist()
@@ -177,6 +201,8 @@ class EngineLink:
         at = steady = late = 0
         for row, (stream, start, count) in enumerate(zip(streams, starts, message.counts, strict=True)):
             first, at = at, at + count
+            if row % SLICE == 0 and row:
+                yield
             handle = handles.get(stream)
             if handle is None:
                 late += count

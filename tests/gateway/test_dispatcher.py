@@ -1,5 +1,6 @@
 """The dispatcher and its links, driven through fake sockets: routing, the walk of Tokens rows, endings."""
 
+import asyncio
 from array import array
 from collections.abc import Callable
 
@@ -234,6 +235,41 @@ def test_resubmission_without_an_engine_raises() -> None:
     fleet.sockets[0].on_state("lost", "gone")
     with pytest.raises(NoEngine):
         handle.resubmit(b"")
+
+
+async def test_the_last_rows_of_a_large_step_wait_for_a_turn_of_the_loop() -> None:
+    """What the first rows brought is on the wire by then."""
+    fleet, ears = Fleet(1, max_streams=200), [Ear() for _ in range(150)]
+    rows = [(fleet.submit(ear).stream, 0, [i]) for i, ear in enumerate(ears)]
+    done = Finished(rows[-1][0], "length", USAGE, "")
+    fleet.sockets[0].on_message(step(rows, (done,)))
+    heard = [sum(bool(ear.heard) for ear in ears)]
+    while heard[-1] < len(ears):
+        await asyncio.sleep(0)
+        heard.append(sum(bool(ear.heard) for ear in ears))
+    assert heard == [64, 128, 150]
+    assert [ear.tokens for ear in ears] == [[i] for i in range(150)]
+    assert ears[-1].heard[-1] == "length"
+    assert fleet.dispatcher.engines[0].stats.generation_tokens == 150
+
+
+async def test_a_newer_message_never_overtakes_waiting_rows() -> None:
+    fleet, ears = Fleet(1, max_streams=200), [Ear() for _ in range(150)]
+    streams = [fleet.submit(ear).stream for ear in ears]
+    for token in (7, 8):
+        fleet.sockets[0].on_message(step([(stream, token - 7, [token]) for stream in streams]))
+    fleet.sockets[0].on_message(step([], tuple(Finished(s, "length", USAGE, "") for s in streams)))
+    assert all(ear.tokens == [7, 8] and ear.heard[-1] == "length" for ear in ears)
+    await asyncio.sleep(0)
+    assert all(ear.tokens == [7, 8] for ear in ears), "rows were walked twice"
+
+
+async def test_rows_that_wait_are_heard_before_their_engine_is_lost() -> None:
+    fleet, ears = Fleet(1, max_streams=200), [Ear() for _ in range(100)]
+    fleet.sockets[0].on_message(step([(fleet.submit(ear).stream, 0, [5]) for ear in ears]))
+    fleet.sockets[0].on_state("lost", "no heartbeat")
+    assert all(ear.tokens == [5] for ear in ears)
+    assert all(ear.heard[-1] == ("lost", "engine 0 is lost: no heartbeat") for ear in ears)
 
 
 def test_cancelled_streams_hear_nothing_more() -> None:
