@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.experts_cuda import experts_cuda
@@ -253,7 +254,6 @@ _OPERATORS: tuple[tuple[Callable[..., Any], tuple[str, ...], Callable[..., Any]]
     (_experts, ("base",), _nothing),
 )
 for _run, _written, _shape in _OPERATORS:
-    torch.library.custom_op(
-        f"{NAMESPACE}::{_run.__name__.removeprefix('_')}", _run, mutates_args=_written
-    ).register_fake(_shape)
+    _name = f"{NAMESPACE}::{_run.__name__.removeprefix('_')}"
+    custom_op(_name, _run, mutates_args=_written).register_fake(_shape)
 ops: Any = getattr(torch.ops, NAMESPACE)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from headrace.core.batch import Batch
-from headrace.core.model_spec import MlaSpec, ModelSpec, RouterSpec
-from headrace.core.models.base import MtpHead
+from headrace.core.model_spec import MlaSpec, RouterSpec
 from headrace.core.models.decoder import Decoder
 from headrace.core.models.ffn import STACKED_TOKENS, DenseFfn, SparseFfn
 from headrace.core.models.layer import Layer
 from headrace.core.models.mla import MlaAttention
 from headrace.core.models.step import begin_step
+from headrace.core.models.wrapped import WrappedDecoder
 from headrace.kernels.custom_ops import ops, plan_tensors, weight_tensors
 
 Part = list[Any]  # tensors, lists of tensors, and None
@@ -36,38 +36,16 @@ class Constants:
     stacked: int  # shared experts among the routed ones
 
 
-class CompiledDecoder:
+class CompiledDecoder(WrappedDecoder):
     """Implements core/models/base.py's Model over a decoder's weights, on a card."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+        super().__init__(decoder)
         self._layers = [(_constants(layer), _attention(layer), _ffn(layer)) for layer in decoder.layers]
         self._functions: dict[tuple[Constants, bool], Callable[..., None]] = {}
         for constants, _, _ in self._layers:
             for many in (False, True):
                 self._functions.setdefault((constants, many), _compile(constants, many=many))
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._decoder.spec
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._decoder.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    @property
-    def mtp(self) -> MtpHead | None:
-        return self._decoder.mtp
-
-    def kv_shape(self, num_blocks: int, block_size: int, *, mtp: bool = False) -> tuple[int, ...]:
-        return self._decoder.kv_shape(num_blocks, block_size, mtp=mtp)
-
-    def kv_bytes_per_block(self, block_size: int, dtype: torch.dtype, *, mtp: bool = False) -> int:
-        return self._decoder.kv_bytes_per_block(block_size, dtype, mtp=mtp)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
@@ -85,10 +63,6 @@ class CompiledDecoder:
         for (constants, attention, ffn), cache in zip(self._layers, caches, strict=True):
             self._functions[constants, many](*shared[:3], shared[3:], cache, attention, ffn)
         return residual
-
-    def forward_rows(self, batch: Batch, kv: Tensor, rows: Tensor) -> Tensor:
-        """See Model.forward_rows."""
-        return self.forward(batch, kv).index_select(0, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""

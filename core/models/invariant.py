@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from headrace.core.batch import Batch
-from headrace.core.model_spec import ModelSpec
-from headrace.core.models.base import MtpHead
-from headrace.core.models.decoder import Decoder
 from headrace.core.models.ffn import DenseFfn, SparseFfn
 from headrace.core.models.gqa import GqaAttention
 from headrace.core.models.mla import MlaAttention
 from headrace.core.models.step import Step, begin_step
+from headrace.core.models.wrapped import WrappedDecoder
 from headrace.kernels.fixed import attention_fixed, experts_fixed, heads_fixed, linear_fixed, route_fixed
 from headrace.kernels.mla_kv_write import mla_kv_write
 from headrace.kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
@@ -23,34 +21,8 @@ from headrace.kernels.rope import rope
 from headrace.kernels.silu_mul import silu_mul
 
 
-class InvariantDecoder:
+class InvariantDecoder(WrappedDecoder):
     """Implements core/models/base.py's Model over a decoder's weights."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._decoder.spec
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._decoder.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._decoder.device
-
-    @property
-    def mtp(self) -> MtpHead | None:
-        """The decoder's own: a guess may depend on its batch, what is made of it does not."""
-        return self._decoder.mtp
-
-    def kv_shape(self, num_blocks: int, block_size: int, *, mtp: bool = False) -> tuple[int, ...]:
-        return self._decoder.kv_shape(num_blocks, block_size, mtp=mtp)
-
-    def kv_bytes_per_block(self, block_size: int, dtype: torch.dtype, *, mtp: bool = False) -> int:
-        return self._decoder.kv_bytes_per_block(block_size, dtype, mtp=mtp)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
@@ -68,10 +40,6 @@ class InvariantDecoder:
                 _add_gqa(layer.attention, x, residual, step, cache)
             _add_ffn(layer.ffn, rms_norm(residual, layer.post_norm), residual)
         return residual
-
-    def forward_rows(self, batch: Batch, kv: Tensor, rows: Tensor) -> Tensor:
-        """See Model.forward_rows."""
-        return self.forward(batch, kv).index_select(0, rows)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

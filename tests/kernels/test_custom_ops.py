@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.library import opcheck
 
 from headrace.kernels.attention_plan import AttentionPlan
 from headrace.kernels.fp8_block import Fp8Weight, fp8_weight
@@ -52,7 +53,7 @@ def calls() -> dict[str, tuple[object, ...]]:
 def test_an_operator_is_what_it_says(name: str, ops: Any) -> None:
     """By torch's own check: what it writes, and shapes without computing."""
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(getattr(ops, name).default, calls()[name], test_utils=checks)
+    opcheck(getattr(ops, name).default, calls()[name], test_utils=checks)
 
 
 def test_a_plan_comes_back_as_it_went(ops: Any) -> None:
